@@ -1,0 +1,39 @@
+"""`mappa run --dry-run`: the resolved config, and what the run will need, before anything is allocated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mappa_core.config import ExperimentConfig, LocalModel
+from mappa_core.engine.preflight import preflight
+from mappa_core.problems import sets
+from mappa_core.teams import team
+
+GIB = 2**30
+
+
+def plan(config: ExperimentConfig, root: Path) -> str:
+    """The plan as text; ConfigError where it can't be carried out here."""
+    roles = team(config.team).roles
+    train = sets.read(root / "data", config.data.train)
+    heldout = sets.read(root / "data", config.data.evaluate)
+    sets.check_disjoint(train, heldout)
+    model = Path(config.model.path) if isinstance(config.model, LocalModel) else None
+    need = preflight(config, model, root / "runs", policies=len(roles))
+    episodes = config.collect.problems * config.collect.samples
+    turns = sum(role.max_turns for role in roles)
+    evaluations = 1 + config.steps // config.evaluate.every + bool(config.steps % config.evaluate.every)
+    return "\n".join(
+        [
+            config.model_dump_json(indent=1),
+            f"team        {config.team}: {', '.join(role.name for role in roles)}, separate weights",
+            f"data        {train.name} ({len(train.problems)} problems), held out {heldout.name} ({len(heldout.problems)})",
+            f"coach       {config.coach.type}, {'label-free' if config.label_free else 'sees answers'}; no calls, no cost",
+            f"work        {config.steps} steps of {episodes} episodes, at most {episodes * turns} actions each; "
+            f"{config.steps * config.learn.updates} optimizer steps a role; {evaluations} evaluations of "
+            f"{config.evaluate.problems * config.evaluate.samples} episodes",
+            f"memory      {need.memory / GIB:.1f} GiB at the peak: sampler {need.sampler / GIB:.1f}, "
+            f"trainer {need.trainer / GIB:.1f}, rest {need.rest / GIB:.1f}",
+            f"disk        {need.disk / GIB:.2f} GiB",
+        ]
+    )
