@@ -39,7 +39,8 @@ def actor_env(threads: int, more: Mapping[str, str] | None = None) -> Mapping[st
 
 def logs() -> str:
     """Where the logs of this process's Ray session are, for messages."""
-    node = ray._private.worker._global_node  # pyright: ignore[reportAttributeAccessIssue]  # no public name for it
+    # Ray has no public name for it.
+    node = ray._private.worker._global_node  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
     return node.get_logs_dir_path() if node else "the Ray session's logs directory"
 
 

@@ -1,4 +1,4 @@
-"""What will not fit, said before anything is allocated: model directory, lengths, memory, disk, shared memory, processor.
+"""What will not fit, said before anything is allocated: model, lengths, memory, disk, shared memory, processor.
 
 Reads small files and counters only, well under a second. Refuses to guess in favour of the run: an estimate above what
 is free is an error. The formula is `estimate`; docs and messages name its terms.
@@ -25,8 +25,9 @@ RANK_GIB = 1.0
 """The same of a trainer rank: torch, DeepSpeed, gloo."""
 REST_GIB = 1.2
 """Driver, Ray's own processes, Prefect, MLflow."""
+SHM = Path("/dev/shm")  # noqa: S108  # the kernel's shared memory, not a place for temporary files
 SHM_GIB = 0.5
-"""/dev/shm: Ray's object store and DeepSpeed's buffers."""
+"""Shared memory: Ray's object store and DeepSpeed's buffers."""
 DISK_GIB = 0.5
 """Episodes, verdicts, logs, tracking."""
 STATE_BYTES = 18
@@ -121,11 +122,10 @@ def estimate(config: ExperimentConfig, shape: Shape, policies: int) -> Estimate:
 def measure(run_dir: Path) -> Machine:
     """This machine, with the limits of the control group we run in; `run_dir` need not exist yet."""
     place = next(p for p in (run_dir.absolute(), *run_dir.absolute().parents) if p.exists())
-    shm = Path("/dev/shm")
     return Machine(
         memory=min([psutil.virtual_memory().available, *_cgroup_room(Path("/sys/fs/cgroup"))]),
         disk=psutil.disk_usage(str(place)).free,
-        shm=psutil.disk_usage(str(shm)).free if shm.is_dir() else 0,
+        shm=psutil.disk_usage(str(SHM)).free if SHM.is_dir() else 0,
         cpus=len(os.sched_getaffinity(0)),
         cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
         cuda=Path("/dev/nvidia0").exists(),
@@ -163,11 +163,13 @@ def _check_lengths(config: ExperimentConfig, shape: Shape) -> None:
     engine = config.engine
     if shape.max_len is not None and engine.max_len > shape.max_len:
         raise ConfigError(
-            f"engine.max_len = {engine.max_len}, but the model ends at {shape.max_len} tokens: set engine.max_len={shape.max_len}"
+            f"engine.max_len = {engine.max_len}, but the model ends at {shape.max_len} tokens: "
+            f"set engine.max_len={shape.max_len}"
         )
     if config.collect.max_new_tokens >= engine.max_len:
         raise ConfigError(
-            f"collect.max_new_tokens = {config.collect.max_new_tokens} leaves no room for a prompt: raise engine.max_len"
+            f"collect.max_new_tokens = {config.collect.max_new_tokens} leaves no room for a prompt in engine.max_len = "
+            f"{engine.max_len}: raise engine.max_len"
         )
     if engine.device == "cpu" and shape.head_size not in HEAD_SIZES:
         raise ConfigError(f"the model's head size {shape.head_size} is not one vLLM's CPU kernels know: {HEAD_SIZES}")
@@ -183,7 +185,7 @@ def _check_lengths(config: ExperimentConfig, shape: Shape) -> None:
 def _check_room(config: ExperimentConfig, need: Estimate, machine: Machine) -> None:
     if need.memory > machine.memory:
         raise ConfigError(
-            f"needs about {_gib(need.memory)} of memory (sampler {_gib(need.sampler)}, {config.engine.ranks} trainer ranks "
+            f"needs about {_gib(need.memory)} of memory (sampler {_gib(need.sampler)}, {config.engine.ranks} ranks "
             f"{_gib(need.trainer)}), {_gib(machine.memory)} are free: lower engine.ranks, engine.pack_tokens or "
             f"engine.kv_cache_gib, or close programs"
         )
@@ -193,7 +195,7 @@ def _check_room(config: ExperimentConfig, need: Estimate, machine: Machine) -> N
         )
     if machine.shm < SHM_GIB * GIB:
         raise ConfigError(
-            f"/dev/shm has {_gib(machine.shm)} free, {SHM_GIB:g} GiB are needed: in Docker, add --shm-size=1g"
+            f"{SHM} has {_gib(machine.shm)} free, {SHM_GIB:g} GiB are needed: in Docker, add --shm-size=1g"
         )
 
 

@@ -13,9 +13,8 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
@@ -37,6 +36,10 @@ _VLLM = {
     "VLLM_NO_USAGE_STATS": "1",
     "TORCHDYNAMO_DISABLE": "1",  # it compiles one small logprob kernel: 20 s at the first start, and a C++ compiler
 }
+if TYPE_CHECKING:
+    from vllm.inputs import TokensPrompt
+    from vllm.outputs import CompletionOutput
+
 HEAD = "lm_head.weight"
 _NOT_STRUCTURE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 
@@ -50,6 +53,17 @@ class Usage(NamedTuple):
     swaps: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+
+    def plus(self, more: Usage) -> Usage:
+        """Both together."""
+        return Usage(
+            self.generate_s + more.generate_s,
+            self.swap_s + more.swap_s,
+            self.probe_s + more.probe_s,
+            self.swaps + more.swaps,
+            self.prompt_tokens + more.prompt_tokens,
+            self.output_tokens + more.output_tokens,
+        )
 
     @property
     def busy_seconds(self) -> float:
@@ -81,7 +95,7 @@ class Room(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What of a probe kernels alone explain, in nats: mean |difference|, that of one token, and a change too small to see."""
+    """What of a probe kernels alone explain, in nats: mean |difference|, one token's, a change too small to see."""
 
     mean: float
     token: float
@@ -172,8 +186,6 @@ class _Engine:
             kv_cache_memory_bytes=int(engine.kv_cache_gib * 2**30),
             block_size=BLOCK,
             load_format="dummy",  # nothing is served before a policy is loaded
-            # Reloading leaves a tied output head as it was (vLLM 0.32 on CPU packs it at the start): keep one of our own.
-            hf_overrides={"tie_word_embeddings": False},
             max_num_seqs=MAX_SEQUENCES,
             max_num_batched_tokens=prefill,
             enable_prefix_caching=prefix_cache,
@@ -200,7 +212,7 @@ class _Engine:
         self._drop_cache()
         self.served = {p.role: p for p in policies}
 
-    def generate(self, role: str, digest: str, requests: list[Request], how: Sampling) -> tuple[list[Generation], Usage]:
+    def generate(self, role: str, digest: str, requests: list[Request], how: Sampling) -> _Wave:
         """Continues each request with the weights of `digest`."""
         spent = self._load(role, digest)
         start = time.perf_counter()
@@ -208,12 +220,11 @@ class _Engine:
         for batch in batches(requests, how.max_new_tokens, self.max_len, self.room):
             out += self._wave(batch, how, digest)
         tokens = sum(len(r.prompt_tokens) for r in requests), sum(len(g.tokens) for g in out)
-        return out, spent._replace(
-            generate_s=time.perf_counter() - start, prompt_tokens=tokens[0], output_tokens=tokens[1]
-        )
+        seconds = time.perf_counter() - start
+        return _Wave(out, spent._replace(generate_s=seconds, prompt_tokens=tokens[0], output_tokens=tokens[1]))
 
-    def probe(self, role: str, digest: str, tokens: tuple[int, ...]) -> tuple[tuple[float, ...], Usage]:
-        """(T - 1,) logprobs of `tokens` after the first, the last of them computed on whatever the prefix cache holds."""
+    def probe(self, role: str, digest: str, tokens: tuple[int, ...]) -> _Probe:
+        """(T - 1,) logprobs of `tokens` after the first; the last is computed on whatever the prefix cache holds."""
         from vllm import SamplingParams
 
         spent = self._load(role, digest)
@@ -221,13 +232,11 @@ class _Engine:
         score = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
         final = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=[tokens[-1]], detokenize=False)
         # Order matters: scoring fills the cache with this version's blocks, so the cached one must be asked first.
-        [cached] = self.llm.generate([{"prompt_token_ids": list(tokens[:-1])}], final, use_tqdm=False)
-        [scored] = self.llm.generate([{"prompt_token_ids": list(tokens)}], score, use_tqdm=False)
-        assert scored.prompt_logprobs is not None and cached.outputs[0].logprobs is not None
-        rows = zip(tokens[1:-1], islice(scored.prompt_logprobs, 1, None), strict=False)
-        told = tuple(row[token].logprob for token, row in rows if row is not None)
-        last = cached.outputs[0].logprobs[0][tokens[-1]].logprob
-        return (*told, last), spent._replace(probe_s=time.perf_counter() - start)
+        [cached] = self.llm.generate([_prompt(tokens[:-1])], final, use_tqdm=False)
+        [scored] = self.llm.generate([_prompt(tokens)], score, use_tqdm=False)
+        told = _of(tokens[1:-1], (scored.prompt_logprobs or [])[1:-1])
+        last = _of(tokens[-1:], cached.outputs[0].logprobs or [])
+        return _Probe(told + last, spent._replace(probe_s=time.perf_counter() - start))
 
     def _wave(self, batch: list[Request], how: Sampling, digest: str) -> list[Generation]:
         from vllm import SamplingParams
@@ -244,8 +253,7 @@ class _Engine:
             )
             for r in batch
         ]
-        prompts = [{"prompt_token_ids": list(r.prompt_tokens)} for r in batch]
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        outputs = self.llm.generate([_prompt(r.prompt_tokens) for r in batch], params, use_tqdm=False)
         return [_generation(o.outputs[0], digest) for o in outputs]
 
     def _load(self, role: str, digest: str) -> Usage:
@@ -267,13 +275,31 @@ class _Engine:
             raise EngineError("vLLM kept its prefix cache: requests are still running")
 
 
-def _generation(output: Any, digest: str) -> Generation:
-    """vLLM's CompletionOutput as ours; the logprobs are of the unscaled distribution, whatever the temperature."""
-    tokens = tuple(output.token_ids)
-    logprobs = tuple(row[token].logprob for token, row in zip(tokens, output.logprobs, strict=True))
-    if output.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a request with {output.finish_reason!r}; expected stop or length")
-    return Generation(tokens, logprobs, output.finish_reason, digest)
+class _Wave(NamedTuple):
+    generations: list[Generation]
+    spent: Usage
+
+
+class _Probe(NamedTuple):
+    logprobs: tuple[float, ...]
+    spent: Usage
+
+
+def _prompt(tokens: Sequence[int]) -> TokensPrompt:
+    return {"prompt_token_ids": list(tokens)}
+
+
+def _of(tokens: Sequence[int], rows: Sequence[Any]) -> tuple[float, ...]:
+    """(T,) of vLLM's rows of logprobs by token, those of `tokens`."""
+    return tuple(row[token].logprob for token, row in zip(tokens, rows, strict=True))
+
+
+def _generation(output: CompletionOutput, digest: str) -> Generation:
+    """As ours; the logprobs are of the unscaled distribution, whatever the temperature."""
+    tokens, why = tuple(output.token_ids), output.finish_reason
+    if why not in ("stop", "length"):
+        raise EngineError(f"vLLM ended a request with {why!r}; expected stop or length")
+    return Generation(tokens, _of(tokens, output.logprobs or []), "stop" if why == "stop" else "length", digest)
 
 
 class _Structure(NamedTuple):
@@ -282,7 +308,7 @@ class _Structure(NamedTuple):
 
 
 def _structure(directory: Path) -> _Structure:
-    """Of a Hugging Face directory: its config.json without what is not structure, and names and shapes of its weights."""
+    """Of a Hugging Face directory: config.json without what is not structure, and names and shapes of its weights."""
     settings = json.loads((directory / "config.json").read_text())
     shapes: dict[str, list[int]] = {}
     for path in sorted(directory.glob("*.safetensors")):
@@ -295,12 +321,15 @@ def _structure(directory: Path) -> _Structure:
 
 
 def _tensors(directory: Path, tied: bool) -> Iterable[tuple[str, Any]]:
-    """Names and tensors of a policy; where it is tied, the embedding once more as the output head."""
+    """Names and tensors of a policy; where it is tied, the embedding once more as the output head.
+
+    vLLM on CPU packs the head when it is loaded: were it not in the list by name, a reload would keep the old one.
+    """
     from safetensors import safe_open
 
     for path in sorted(directory.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for name in file.keys():
+            for name in file.keys():  # noqa: SIM118  # it is no dict
                 if tied and name == HEAD:
                     continue
                 tensor = file.get_tensor(name)
@@ -310,13 +339,14 @@ def _tensors(directory: Path, tied: bool) -> Iterable[tuple[str, Any]]:
 
 
 def _same_structure(base: _Structure, policy: Policy) -> None:
-    """EngineError where `policy` can't be loaded over the base: vLLM itself only warns of weights that it did not get."""
+    """EngineError where `policy` can't be loaded over the base: vLLM only warns of weights that it did not get."""
     theirs = _structure(Path(policy.path))
     for ours, other, kind in ((base.config, theirs.config, "config.json"), (base.shapes, theirs.shapes, "weights")):
         odd = sorted(k for k in ours.keys() | other.keys() if ours.get(k) != other.get(k))
         if odd:
             raise EngineError(
-                f"{policy.path}: {kind} differ from the base's in {', '.join(odd[:3])}; one sampler hosts one architecture"
+                f"{policy.path}: {kind} differ from the base's in {', '.join(odd[:3])}: "
+                "one sampler hosts one architecture, give roles of another one a run of their own"
             )
 
 
@@ -330,7 +360,7 @@ class Sampler:
         self.usage = Usage()
 
     @classmethod
-    def start(cls, base: Path, engine: config.Engine, *, cpus: float, threads: int, prefix_cache: bool = True) -> Sampler:
+    def start(cls, base: Path, engine: config.Engine, cpus: float, threads: int, prefix_cache: bool = True) -> Sampler:
         """A sampler that is starting: call `ready` before anything else.
 
         `base`: a Hugging Face directory of the architecture to serve. `cpus`: share of Ray's CPUs, may be a fraction.
@@ -388,4 +418,4 @@ class Sampler:
         return self._digests[role]
 
     def _add(self, spent: Usage) -> None:
-        self.usage = Usage(*(a + b for a, b in zip(self.usage, spent, strict=True)))
+        self.usage = self.usage.plus(spent)

@@ -42,13 +42,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The supervised run: AdamW, learning rate falling linearly to 0."""
+    """The supervised run: AdamW, learning rate rising for `warmup` steps, then falling linearly to 0."""
 
     steps: int
     seed: int
     lr: float = 5e-3
+    warmup: int = 30
+    betas: tuple[float, float] = (0.9, 0.98)
+    """With the usual 0.999 and no warm-up copying a number is learned three times slower."""
     batch: int = 48
-    """Rows a step."""
+    """Rows a step, of all roles: batches of one role each are learned from far slower."""
     threads: int = 2
     """Part of the result: sums are split over them."""
 
@@ -68,16 +71,17 @@ def train(
     _check(kept, shape)
     with _exact(recipe.threads, recipe.seed):
         model = LlamaForCausalLM(_config(shape)).float().train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01, fused=True)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=recipe.lr, betas=recipe.betas, weight_decay=0.01, fused=True
+        )
         for step, batch in enumerate(_batches(kept, recipe)):
-            optimizer.param_groups[0]["lr"] = recipe.lr * (1 - step / recipe.steps)
-            loss = _loss(model, batch, shape.pad)
-            loss.backward()
+            optimizer.param_groups[0]["lr"] = _lr(recipe, step)
+            loss = _backward(model, batch, shape.pad)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             if progress is not None:
-                progress(step + 1, recipe.steps, loss.item())
+                progress(step + 1, recipe.steps, loss)
     model.generation_config = GenerationConfig(eos_token_id=shape.eos, pad_token_id=shape.pad)
     model.save_pretrained(directory)
 
@@ -129,34 +133,46 @@ def _check(rows: list[TokenRow], shape: Shape) -> None:
             raise ValueError(f"demonstration {at} has {len(row.tokens)} tokens; the model holds {shape.max_len}")
 
 
+def _lr(recipe: Recipe, step: int) -> float:
+    return recipe.lr * min(1.0, (step + 1) / max(1, recipe.warmup)) * (1 - step / recipe.steps)
+
+
 def _batches(rows: list[TokenRow], recipe: Recipe) -> Iterator[list[TokenRow]]:
-    """`recipe.steps` batches: epochs in random order, rows of like length together to pad less."""
+    """`recipe.steps` batches: the rows in random order, again and again."""
     rng = random.Random(f"warmstart/{recipe.seed}")
-    made = 0
-    while True:
-        order = rng.sample(rows, len(rows))
-        span = 4 * recipe.batch
-        batches: list[list[TokenRow]] = []
-        for at in range(0, len(order), span):
-            near = sorted(order[at : at + span], key=lambda row: len(row.tokens))
-            batches += [near[i : i + recipe.batch] for i in range(0, len(near), recipe.batch)]
-        rng.shuffle(batches)
-        for batch in batches:
-            if made == recipe.steps:
-                return
-            made += 1
-            yield batch
+    queue: list[TokenRow] = []
+    for _ in range(recipe.steps):
+        while len(queue) < recipe.batch:
+            queue += rng.sample(rows, len(rows))
+        yield queue[: recipe.batch]
+        del queue[: recipe.batch]
 
 
-def _loss(model: LlamaForCausalLM, batch: list[TokenRow], pad: int) -> torch.Tensor:
-    """Weighted mean cross-entropy. Rows are padded on the right, where a causal model does not look."""
-    longest = max(len(row.tokens) for row in batch)
-    tokens = torch.tensor([[*row.tokens] + [pad] * (longest - len(row.tokens)) for row in batch])  # (B, T)
-    weights = torch.tensor([[*row.weights] + [0.0] * (longest - len(row.tokens)) for row in batch])  # (B, T)
+def _backward(model: LlamaForCausalLM, batch: list[TokenRow], pad: int) -> float:
+    """Leaves the gradient of the weighted mean cross-entropy of `batch` and returns the loss.
+
+    The longest third is computed apart, so that the others aren't padded to it.
+    """
+    near = sorted(batch, key=lambda row: len(row.tokens))
+    cut = len(near) * 2 // 3
+    weight = sum(sum(row.weights[1:]) for row in batch)
+    total = 0.0
+    for part in (near[:cut], near[cut:]):
+        if part:
+            loss = _weighted_loss(model, part, pad) / weight
+            loss.backward()
+            total += loss.item()
+    return total
+
+
+def _weighted_loss(model: LlamaForCausalLM, rows: list[TokenRow], pad: int) -> torch.Tensor:
+    """Cross-entropies times weights, summed. Rows are padded on the right, where a causal model does not look."""
+    longest = max(len(row.tokens) for row in rows)
+    tokens = torch.tensor([[*row.tokens] + [pad] * (longest - len(row.tokens)) for row in rows])  # (B, T)
+    weights = torch.tensor([[*row.weights] + [0.0] * (longest - len(row.tokens)) for row in rows])  # (B, T)
     logits = model(tokens, use_cache=False).logits[:, :-1]  # (B, T-1, V)
-    targets, weights = tokens[:, 1:].flatten(), weights[:, 1:].flatten()
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="none")  # (B * (T-1),)
-    return (losses * weights).sum() / weights.sum()
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    return (losses * weights[:, 1:].flatten()).sum()
 
 
 @contextlib.contextmanager

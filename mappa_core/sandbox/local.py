@@ -96,7 +96,7 @@ def run_code(code: str, path: Path, limits: Limits) -> Execution:
         status = _status(end, mine.hits().since(hits), limits)
         try:
             after = workspace.files(sandbox.workspace, limits.disk_mb << 20)
-        except workspace.TooMuch:
+        except workspace.TooMuchError:
             # Hard links, holes or crowds: nothing of it is taken over.
             status, after = "disk", before
         workspace.hand_back(sandbox.workspace, host, before, after)
@@ -146,7 +146,7 @@ def _open(path: Path) -> int:
 def _stock(host: int, limits: Limits, path: Path) -> tuple[workspace.File, ...]:
     try:
         return workspace.files(host, limits.disk_mb << 20)
-    except workspace.TooMuch as error:
+    except workspace.TooMuchError as error:
         most = f"{limits.disk_mb} MiB or {workspace.MAX_FILES} files"
         raise SandboxError(f"workspace {path} holds more than {most}: raise sandbox.disk_mb or hand in less") from error
 

@@ -24,7 +24,7 @@ _FIRST_UID = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`uid` None: no own user, code runs as the caller's, as nobody in a user namespace. `group` None: none can be had."""
+    """`uid` None: no own user, code runs as the caller's, as nobody in a user namespace. `group` None: none here."""
 
     number: int
     uid: int | None

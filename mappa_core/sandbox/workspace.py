@@ -6,6 +6,7 @@ code leaves behind are not handed on. Empty directories neither.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -21,7 +22,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 
 
-class TooMuch(Exception):
+class TooMuchError(Exception):
     """A workspace with more files or bytes than it may have."""
 
 
@@ -35,7 +36,7 @@ class File:
 
 
 def files(root: int, max_bytes: int) -> tuple[File, ...]:
-    """The regular files below the directory `root` (a descriptor), by path; TooMuch above the limits."""
+    """The regular files below the directory `root` (a descriptor), by path; TooMuchError above the limits."""
     found: list[File] = []
     total = 0
     for path, handle in _walk(root, "", 0):
@@ -43,13 +44,13 @@ def files(root: int, max_bytes: int) -> tuple[File, ...]:
             # Hard links and holes: what counts is what a copy would take.
             total += os.fstat(handle).st_size
             if total > max_bytes or len(found) >= MAX_FILES:
-                raise TooMuch(path)
+                raise TooMuchError(path)
             found.append(File(path, os.fstat(handle).st_size, hashlib.file_digest(file, _blake2b).hexdigest()))
     return tuple(sorted(found, key=lambda f: f.path))
 
 
 def copy(source: int, target: int, paths: tuple[str, ...], owner: int | None) -> None:
-    """Copies files from one directory descriptor to another; with `owner` they, and new directories, become that uid's."""
+    """Copies files between two directories (descriptors); with `owner` they, and new directories, become that uid's."""
     for path in paths:
         *parents, name = path.split("/")
         into = _make_directories(target, parents, owner)
@@ -112,11 +113,11 @@ def _spell(path: str) -> str:
 def _walk(directory: int, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     """(path, open descriptor) of each regular file. The caller closes the descriptors."""
     if depth > _MAX_DEPTH:
-        raise TooMuch(prefix)
+        raise TooMuchError(prefix)
     with os.scandir(directory) as entries:
         for count, entry in enumerate(entries):
             if count > MAX_FILES:
-                raise TooMuch(prefix)
+                raise TooMuchError(prefix)
             is_directory = entry.is_dir(follow_symlinks=False)
             if not is_directory and not entry.is_file(follow_symlinks=False):
                 continue
@@ -151,7 +152,7 @@ def _open_file(root: int, path: str) -> int:
         os.close(directory)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise TooMuch(path)
+        raise TooMuchError(path)
     return handle
 
 
@@ -171,10 +172,8 @@ def _make_directories(root: int, parents: list[str], owner: int | None) -> int:
 
 
 def _unlink(name: str, directory: int) -> None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        pass
 
 
 def _write_all(handle: int, data: bytes) -> None:

@@ -51,7 +51,7 @@ def test_a_probe_of_the_version_served_passes_with_its_gap() -> None:
 def test_a_probe_of_other_weights_is_an_error() -> None:
     """Invariant 8."""
     for said in (BEFORE, (float("nan"),) * 4):
-        with pytest.raises(EngineError, match="solver version 3 .abcdef01.*did the swap fail"):
+        with pytest.raises(EngineError, match=r"solver version 3 .abcdef01.*did the swap fail"):
             check_served(POLICY, said, NOW, None, FLOAT32)
 
 

@@ -108,7 +108,9 @@ def test_verdict(pair: str) -> None:
 )
 def test_an_unreadable_answer_is_wrong_and_says_why(answer: str, why: str) -> None:
     found = grade(answer, "70", 60.0)
-    assert not found.success and found.value is None and why in found.why
+    assert not found.success
+    assert found.value is None
+    assert why in found.why
 
 
 @pytest.mark.parametrize("reference", ["", r"\frac{", "$$"])
@@ -124,7 +126,7 @@ def test_an_answer_that_hangs_is_wrong_in_time_and_the_next_is_graded(answer: st
     start = time.monotonic()
     found = grade(answer, "7", 1.0)
     assert not found.success
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 5
     assert grade(r"\frac{14}{2}", "7", 60.0).success
 
 
@@ -193,14 +195,16 @@ def test_outcome_is_the_verifiers_last_box() -> None:
     assert found.success
     assert found.metrics == {"verifier/boxed": 1.0, "coder/used_tool": 1.0, "coder/ran": 1.0}
     found = outcome(_episode(solver, _action("coder", 0, "a", bad), _action("verifier", 0, "70")), KEY)
-    assert not found.success and "no balanced" in found.why
+    assert not found.success
+    assert "no balanced" in found.why
     assert found.metrics == {"verifier/boxed": 0.0, "coder/used_tool": 1.0, "coder/ran": 0.0}
 
 
 def test_facts_that_do_not_apply_are_absent() -> None:
     assert outcome(_episode(_action("solver", 0, r"\boxed{70}")), KEY).metrics == {}
     found = outcome(_episode(_action("coder", 0, "no code"), _action("verifier", 0, r"\boxed{7}")), KEY)
-    assert not found.success and found.why == "7 is not 70"
+    assert not found.success
+    assert found.why == "7 is not 70"
     assert found.metrics == {"verifier/boxed": 1.0, "coder/used_tool": 0.0}
 
 

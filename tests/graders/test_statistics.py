@@ -40,7 +40,8 @@ def test_a_seed_gives_one_interval_and_the_mean_is_over_episodes() -> None:
     data = [[1.0], [0.0, 0.0, 0.0], [1.0, 0.0]]
     first = clustered(data, 7)
     assert first == clustered(data, 7)
-    assert first.value == pytest.approx(2 / 6) and first.n == 6
+    assert first.value == pytest.approx(2 / 6)
+    assert first.n == 6
     many = [[float(i % 3 == 0), float(i % 5 == 0)] for i in range(50)]
     assert clustered(many, 7) != clustered(many, 8)
 

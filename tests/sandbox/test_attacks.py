@@ -60,7 +60,7 @@ def test_no_network(workspace: Path) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     server.settimeout(0.2)
     hidden = socket.socket(socket.AF_UNIX)
-    hidden.bind("\0mappa-test-%d" % os.getpid())
+    hidden.bind(f"\0mappa-test-{os.getpid()}")
     hidden.listen()
     code = f"""
 import socket
@@ -69,7 +69,7 @@ def attempt(name, act):
         act()
         print(name, "got out")
     except OSError as error:
-        print(name, type(error).__name__)
+        print(name, error.errno)
 attempt("tcp", lambda: socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 2))
 attempt("udp", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("8.8.8.8", 53)))
 attempt("dns", lambda: socket.getaddrinfo("example.org", 80))
@@ -84,7 +84,8 @@ attempt("packet", lambda: socket.socket(17, socket.SOCK_RAW))
             server.accept()
     assert execution.status == "ok"
     assert "got out" not in execution.stdout
-    assert len(execution.stdout.splitlines()) == 7
+    # The last three are refused by the filter (EAFNOSUPPORT): no network namespace holds them all.
+    assert execution.stdout.splitlines()[4:] == ["vsock 97", "netlink 97", "packet 97"]
 
 
 def test_no_home_repository_or_keys(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +138,10 @@ for place in ("/", "/usr", "/usr/bin", "/opt", "/opt/python", "/opt/site-package
         print("wrote", place)
     except OSError:
         pass
-for act in (lambda: os.unlink("/action.py"), lambda: os.unlink("/opt/python/bin/python3"), lambda: os.chmod("/opt", 0o777),
-            lambda: os.setuid(0), lambda: os.chroot("/tmp"), lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(8, 0)),
+for act in (lambda: os.unlink("/action.py"), lambda: os.unlink("/opt/python/bin/python3"),
+            lambda: os.chmod("/opt", 0o777),
+            lambda: os.setuid(0), lambda: os.chroot("/tmp"),
+            lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(8, 0)),
             lambda: open("/proc/sysrq-trigger", "w"), lambda: os.kill(1, 9)):
     try:
         act()

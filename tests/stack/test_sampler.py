@@ -25,7 +25,7 @@ pytestmark = pytest.mark.stack
 
 MAX_LEN = 96
 EOS = 2
-ENGINE = Engine(max_len=MAX_LEN, kv_cache_gib=0.02, start_timeout_s=240, call_timeout_s=60)
+ENGINE = Engine.model_validate({"max_len": MAX_LEN, "kv_cache_gib": 0.02, "start_timeout_s": 240, "call_timeout_s": 60})
 PROMPT = tuple((7 * i) % 90 + 3 for i in range(40))  # more than a block of the cache
 PROBE = tuple((11 * i) % 90 + 3 for i in range(40))
 
@@ -81,7 +81,7 @@ def running(models: Models) -> Iterator[Fleet[NoTrainer]]:
     told: list[str] = []
     start = time.monotonic()
     base = Path(models.policies[0].path)
-    with fleet.start(base, ENGINE, lambda cpus, threads: NoTrainer(), told.append) as started:
+    with fleet.start(base, ENGINE, lambda _cpus, _threads: NoTrainer(), told.append) as started:
         assert [line.split()[0] for line in told] == ["starting", "waiting", "waiting"]
         print(f"start-up {time.monotonic() - start:.1f} s")
         yield started
@@ -165,15 +165,15 @@ def test_a_wave_that_exceeds_cache_and_prefill_is_served_in_order(sampler: Sampl
 
 
 def test_what_cannot_be_served_is_one_line(sampler: Sampler, models: Models) -> None:
-    with pytest.raises(EngineError, match="weights differ|config.json differ"):
+    with pytest.raises(EngineError, match=r"weights differ|config.json differ"):
         sampler.serve((models.stranger,))
     solver = models.policies[0]
     forged = Policy("solver", 1, solver.path, "0" * 32)
     with pytest.raises(EngineError, match="not version 1 of solver"):
         sampler.serve((forged,))
-    with pytest.raises(EngineError, match="serves .*, not 'verifier'"):
+    with pytest.raises(EngineError, match=r"serves .*, not 'verifier'"):
         _generate(sampler, "verifier", [PROMPT])
-    with pytest.raises(EngineError, match="a prompt of 96 tokens; engine.max_len is 96"):
+    with pytest.raises(EngineError, match=r"a prompt of 96 tokens; engine.max_len is 96"):
         _generate(sampler, "solver", [tuple(range(3, 3 + MAX_LEN - 6)) + PROMPT[:6]])
     assert _generate(sampler, "solver", [PROMPT])  # and it goes on
 
