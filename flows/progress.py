@@ -58,6 +58,8 @@ class Telling:
             self._bar.update(self._task, description=WORDS.get(stage, stage))
             if stage in ("base", "start"):
                 self._log(f"{WORDS[stage]} ...")
+        elif "waiting" in facts:
+            self._bar.update(self._task, note=facts["waiting"])
         elif "total" in facts:
             note = f"{facts['done']}/{facts['total']} warm-start steps, loss {facts['loss']:.3f}"
             self._bar.update(self._task, note=note)

@@ -1,7 +1,7 @@
 """Exact arithmetic on text: what a plan is worth, which number a tool printed, what an answer boxes.
 
-Expressions are parsed and walked, never evaluated as code; anything but + - * / ( ) and decimal numbers is refused, and so
-is text or a number too long to be an answer. Standard library only: problems, graders and coach all stand on it.
+Expressions are parsed and walked, never evaluated as code; anything but + - * / ( ) and decimal numbers is refused, and
+so is text or a number too long to be an answer. Standard library only: problems, graders and coach all stand on it.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def number(text: str) -> Fraction | None:
 
 def last_number(text: str) -> Fraction | None:
     """The last number written in `text`, or None."""
-    found = [m for m in re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", text[-2000:])]
+    found: list[str] = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", text[-2000:])
     return number(found[-1].rstrip(",")) if found else None
 
 
 def boxed(text: str) -> str | None:
-    """What the last \\boxed{...} of `text` holds, braces balanced, or None where there is none that closes."""
+    r"""What the last \boxed{...} of `text` holds, braces balanced, or None where there is none that closes."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None

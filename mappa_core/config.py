@@ -37,7 +37,7 @@ class LabModel(Part):
     type: Literal["lab"] = "lab"
     hidden: int = Field(96, ge=32, le=512, multiple_of=32)
     layers: int = Field(2, ge=1, le=8)
-    warm_steps: int = Field(900, ge=1, description="Supervised steps of the warm start.")
+    warm_steps: int = Field(450, ge=1, description="Supervised steps of the warm start.")
     warm_seed: int = Field(0, ge=0, description="Seed of initial weights and demonstrations.")
     weakness: float = Field(0.8, ge=0, le=1, description="Chance of the systematic mistake in a weak context.")
 

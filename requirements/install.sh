@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv from an exact lock: `bash requirements/install.sh [cpu|gpu]`, once; after that it returns at once.
-# A lock that changed is installed over the old one; a set-up that was interrupted, or a folder that was moved, starts anew
-# (what was downloaded is still in the caches). Refuses, in one line, what the locks were not made for.
+# A lock that changed is installed over the old one; a set-up that was interrupted, or a folder that was moved, starts
+# anew (what was downloaded is still in the caches). Refuses, in one line, what the locks were not made for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,7 +24,8 @@ for python in python3.11 python3.12 python3 none; do
     "$python" -c 'import sys; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)})' 2>/dev/null && break
 done
 [ "$python" != none ] || refuse "needs Python 3.11 or 3.12 on the PATH, and found neither"
-"$python" -c 'import ensurepip, venv' 2>/dev/null || refuse "$python has no venv module; on Debian or Ubuntu: apt install $python-venv"
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    refuse "$python has no venv module; on Debian or Ubuntu: apt install $python-venv"
 
 # Says what it does and how long that took; what a command prints goes to the log, whose end is shown when it fails.
 stage() {
@@ -48,17 +49,17 @@ torch() {
         "$venv/bin/pip" install --no-deps --no-compile --extra-index-url https://download.pytorch.org/whl/cpu "$pin"
 }
 
-# uv takes half a minute where pip takes minutes; pip is there for a machine whose packages only pip's settings can reach.
+# uv takes half a minute where pip takes minutes; pip is for a machine whose packages only pip's settings can reach.
 packages() {
     UV_HTTP_TIMEOUT=180 "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps -r "$lock" ||
         "$venv/bin/pip" install --no-deps --no-compile -r "$lock"
 }
 
 # Bytecode once, on all cores: processes that may not write it (PYTHONDONTWRITEBYTECODE) would compile at every start.
-# Left out is what nothing here loads, which is half: it would only be compiled on first use. Files for a newer Python fail.
+# Left out is what nothing here loads: it would only be compiled on first use. Files for a newer Python fail.
 bytecode() {
-    local unused='/tests?/|/torch/testing/|/transformers/models/(?!auto/|llama/|qwen2/|qwen3/)|/ray/(rllib|tune|serve|data|train)/'
-    unused+='|/(anthropic|apprise|databricks|fontTools|pip|setuptools)/'
+    local unused='/tests?/|/torch/testing/|/transformers/models/(?!auto/|llama/|qwen2/|qwen3/)'
+    unused+='|/ray/(rllib|tune|serve|data|train)/|/(anthropic|apprise|databricks|fontTools|pip|setuptools)/'
     "$venv/bin/python" -m compileall -q -j 0 -x "$unused" "$venv/lib" || true
 }
 

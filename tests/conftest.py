@@ -1,6 +1,7 @@
 """Tests see nothing of whoever runs them: no server, cache, home or key of theirs, and no network.
 
-Set when this file is imported, before any test imports Prefect, MLflow or Ray: they read it then, and Ray's workers inherit it.
+Set when this file is imported, before any test imports Prefect, MLflow or Ray: they read it then, and what they start
+inherits it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rubric coach: a score of 0 to 10 for every action by rule, from role, context, action and execution.
 
-A role is not blamed for a wrong result that it was handed where nothing it saw contradicts it. With `sees_answer` plan and
-answers are also held against the Key, by value and by form; without it only visible evidence counts: form, whether the
-code ran, whether it agrees with the plan, whether the answer is the tool's. Refused: a default. A role or a kind of
+A role is not blamed for a wrong result that it was handed where nothing it saw contradicts it. With `sees_answer` plan
+and answers are also held against the Key, by value and by form; without it only visible evidence counts: form, whether
+the code ran, whether it agrees with the plan, whether the answer is the tool's. Refused: a default. A role or a kind of
 problem without a rule, and a missing Key, are Unscored.
 """
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 
@@ -36,10 +36,6 @@ _VLLM = {
     "VLLM_NO_USAGE_STATS": "1",
     "TORCHDYNAMO_DISABLE": "1",  # it compiles one small logprob kernel: 20 s at the first start, and a C++ compiler
 }
-if TYPE_CHECKING:
-    from vllm.inputs import TokensPrompt
-    from vllm.outputs import CompletionOutput
-
 HEAD = "lm_head.weight"
 _NOT_STRUCTURE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 
@@ -285,7 +281,8 @@ class _Probe(NamedTuple):
     spent: Usage
 
 
-def _prompt(tokens: Sequence[int]) -> TokensPrompt:
+def _prompt(tokens: Sequence[int]) -> Any:
+    """As vLLM takes it."""
     return {"prompt_token_ids": list(tokens)}
 
 
@@ -294,8 +291,8 @@ def _of(tokens: Sequence[int], rows: Sequence[Any]) -> tuple[float, ...]:
     return tuple(row[token].logprob for token, row in zip(tokens, rows, strict=True))
 
 
-def _generation(output: CompletionOutput, digest: str) -> Generation:
-    """As ours; the logprobs are of the unscaled distribution, whatever the temperature."""
+def _generation(output: Any, digest: str) -> Generation:
+    """A CompletionOutput of vLLM as ours; the logprobs are of the unscaled distribution, whatever the temperature."""
     tokens, why = tuple(output.token_ids), output.finish_reason
     if why not in ("stop", "length"):
         raise EngineError(f"vLLM ended a request with {why!r}; expected stop or length")

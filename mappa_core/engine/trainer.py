@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from array import array
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from mappa_core.engine.zero import Host
 
 Logprobs = tuple[float, ...]
+
+# DeepSpeed decorates an optimizer that is not used here with torch.compile, which imports the compiler: 6 s of CPU.
+_QUICK = {"TORCHDYNAMO_DISABLE": "1"}
 
 _CACHED = 4096
 """Samples whose reference logprobs are kept, the latest ones."""
@@ -114,6 +118,8 @@ class _Rank:
         )
         if one_node:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else the machine's name must resolve
+        # DeepSpeed's autotuner, not used here, imports mlflow where it finds it: 4 s of CPU. None: not found.
+        sys.modules["mlflow"] = None  # pyright: ignore[reportArgumentType]
         from mappa_core.engine.zero import Host  # after the environment is set: it imports torch and DeepSpeed
 
         self._host = Host(self._rank, policies, bases, learn, engine)
@@ -134,15 +140,18 @@ class Trainer:
         learn: config.Learn,
         engine: config.Engine,
         total_updates: int,
+        cpus: float = 0.25,
+        threads: int = 1,
     ) -> Trainer:
-        """Starts the actors and returns at once: `ready` waits for them.
+        """Starts the actors and returns at once: `ready` waits for them. Needs a running Ray.
 
         `policies`: what to train, one per role; `bases`: the frozen reference of each of these roles; `total_updates`:
-        optimizer steps of the whole run, which the learning rate's schedule covers. Needs a running Ray.
+        optimizer steps of the whole run, which the learning rate's schedule covers; `cpus`: of Ray's, for each rank, a
+        fraction so that ranks, a sampler and sandboxes share two cores; `threads`: OpenMP threads of each rank.
         """
         if [p.role for p in policies] != [b.role for b in bases]:
             raise ValueError("give a base for each policy, in the same order")
-        return cls(policies, bases, learn, engine, total_updates)
+        return cls(policies, bases, learn, engine, total_updates, cpus, threads)
 
     def __init__(
         self,
@@ -151,6 +160,8 @@ class Trainer:
         learn: config.Learn,
         engine: config.Engine,
         total_updates: int,
+        cpus: float,
+        threads: int,
     ) -> None:
         self._bases = {b.role: b for b in bases}
         self._learn, self._config, self._total = learn, engine, total_updates
@@ -158,9 +169,9 @@ class Trainer:
         self._references: OrderedDict[str, array[float]] = OrderedDict()
         gpu = engine.device == "cuda"
         options = {
-            "num_cpus": 0.25,  # so that two ranks, a sampler and the sandboxes share two cores
+            "num_cpus": cpus,
             "num_gpus": 1 if gpu else 0,
-            "runtime_env": {"env_vars": actor_env(1, {"DS_ACCELERATOR": engine.device})},
+            "runtime_env": {"env_vars": actor_env(threads, {"DS_ACCELERATOR": engine.device, **_QUICK})},
         }
         actor = ray.remote(_Rank).options(**options)  # pyright: ignore[reportAttributeAccessIssue]
         self._ranks = [actor.remote(rank) for rank in range(engine.ranks)]

@@ -1,8 +1,8 @@
-"""A tiny Llama trained from nothing on demonstrations: the lab's base. The same rows, shape and recipe give the same bytes.
+"""A tiny Llama trained from nothing on demonstrations: the lab's base. Same rows, shape and recipe, same bytes.
 
-Supervised, in this process, on the CPU, float32, with a fixed number of threads: bits depend on it. It knows tokens only;
-who renders demonstrations, and whether the base is good enough, is decided elsewhere. Refused: rows without a token to
-learn, and rows longer than the model.
+Supervised, in this process, on the CPU, float32, with a fixed number of threads: bits depend on it. It knows tokens
+only; who renders demonstrations, and whether the base is good enough, is decided elsewhere. Refused: rows without a
+token to learn, and rows longer than the model.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
 
 PROMPT_WEIGHT = 0.1
 """Of a prompt's tokens in the loss, beside 1 for a response's: reading the prompt is learned faster with a little."""
@@ -52,7 +53,7 @@ class Recipe:
     """With the usual 0.999 and no warm-up copying a number is learned three times slower."""
     batch: int = 48
     """Rows a step, of all roles: batches of one role each are learned from far slower."""
-    threads: int = 2
+    threads: int = 1
     """Part of the result: sums are split over them."""
 
 
@@ -63,10 +64,11 @@ Progress = Callable[[int, int, float], None]
 def train(
     rows: Iterable[TokenRow], shape: Shape, recipe: Recipe, directory: Path, progress: Progress | None = None
 ) -> None:
-    """Trains and writes config.json, generation_config.json and model.safetensors into `directory`, beside what is there.
+    """Trains and writes config.json, generation_config.json and model.safetensors into `directory`.
 
-    ValueError names a row that can't be learned from.
+    What is there beside them stays. ValueError names a row that can't be learned from.
     """
+    transformers_logging.disable_progress_bar()
     kept = list(rows)
     _check(kept, shape)
     with _exact(recipe.threads, recipe.seed):
@@ -86,7 +88,7 @@ def train(
     model.save_pretrained(directory)
 
 
-def copied(directory: Path, rows: Sequence[TokenRow], digits: frozenset[int], threads: int = 2) -> float:
+def copied(directory: Path, rows: Sequence[TokenRow], digits: frozenset[int], threads: int = 1) -> float:
     """The share of `rows` whose digits are all the model's likeliest choice, given everything before them: its ceiling.
 
     Rows are conversations without mistakes; only tokens of weight 1 (responses) that are in `digits` are asked for.

@@ -6,6 +6,7 @@ on a loss or gradient that is not finite, and to restore a state that another nu
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,6 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WHOLE = 4096
 """Parameters of at most this many elements (norms, biases) are kept whole on every rank: gathering them costs a message
 and saves nothing. Matrices are sharded, the tiny lab model's too, so that the laptop runs what the cluster runs."""
-_SMALL = int(__import__("os").environ.get("SMALL",16_000_000))
 _BUCKET = 50_000_000
 """Elements of one reduction or gathering at most. DeepSpeed allocates the reduction bucket up front, for every engine:
 a model smaller than this gets a bucket of its own size."""
@@ -59,12 +59,15 @@ class Host:
         # Without this DeepSpeed compiles a C++ extension at its first start, for a reduction that training never uses.
         deepspeed.ops.__compatible_ops__ = {}
         deepspeed.init_distributed("gloo" if engine.device == "cpu" else "nccl", verbose=False)
+        # DeepSpeed collects garbage for each engine, which takes a second while it walks through all imported modules.
+        gc.freeze()
         self._rank = rank
         self._learn = learn
         self._config = engine
         self._device = "cpu" if engine.device == "cpu" else f"cuda:{torch.cuda.current_device()}"
         self._bases = {base.role: base for base in bases}
-        self._references = {base.digest: self._frozen(base) for base in bases}
+        distinct = {base.digest: base for base in bases}
+        self._references = {digest: self._frozen(base) for digest, base in distinct.items()}
         self._engines = {policy.role: self._trained(policy) for policy in policies}
 
     def logprobs(self, role: str, micros: Sequence[tuple[Sample, ...]]) -> list[list[Logprobs]]:
@@ -141,7 +144,8 @@ class Host:
         model = self._load(policy.path)
         if self._config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        _set_leaves(model)
+        # A decoder layer is gathered in one go: hooks and messages for each of its matrices cost twice the computation.
+        deepspeed.utils.set_z3_leaf_modules(model, list(model._no_split_modules))
         engine, *_ = deepspeed.initialize(model=model, config=settings, model_parameters=model.parameters())
         return engine
 
@@ -181,8 +185,7 @@ class Host:
                 "overlap_comm": self._config.device == "cuda",
                 "reduce_bucket_size": min(numel, _BUCKET),
                 "stage3_prefetch_bucket_size": min(numel, _BUCKET),
-                "stage3_param_persistence_threshold": int(__import__("os").environ.get("WHOLE",_WHOLE)),
-                "memory_efficient_linear": __import__("os").environ.get("LIN","1")=="1",
+                "stage3_param_persistence_threshold": _WHOLE,
             },
             "steps_per_print": 1 << 60,
             "zero_allow_untested_optimizer": True,
@@ -197,16 +200,6 @@ class Host:
             with deepspeed.zero.GatheredParameters(parameters):
                 if self._rank == 0:
                     yield from [(name, p.detach().cpu().clone()) for name, p in named]
-
-
-def _set_leaves(model: Any) -> None:
-    """What is gathered in one go: a decoder layer, or all layers of a small model. Hooks on each matrix cost more."""
-    numel = sum(p.numel() for p in model.parameters())
-    whole = numel <= _SMALL and getattr(model, model.base_model_prefix, None)
-    if whole:
-        deepspeed.utils.set_z3_leaf_module(whole, True)
-    else:
-        deepspeed.utils.set_z3_leaf_modules(model, list(model._no_split_modules))
 
 
 def _chunks(named: list[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:

@@ -1,6 +1,6 @@
-"""Grades a lab episode against its Key: success of the team, and by role what went right.
+"""Grades a lab episode against its Key: success of the team, and by role what went right. And the gate of a lab base.
 
-A fact that does not apply to an episode is absent, never 0: where there was no plan to follow, nothing can agree with it.
+A fact that does not apply to an episode is absent, never 0: where there was no plan, nothing can agree with it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from mappa_core import arithmetic
+from mappa_core.errors import UserError
 from mappa_core.types import Action, Episode, Key, Outcome
 
 
@@ -29,7 +30,7 @@ def _facts(episode: Episode, right: Fraction, key: Key) -> dict[str, bool]:
 
     solver/plan_right  the plan has the key's value and the reference plan's numbers
     coder/runs         the last program ended well and printed a number (False: none was written)
-    coder/agrees       it ran, and that number is the value of the plan it was given; absent where that plan has no value
+    coder/agrees       it ran, and that number is the value of its plan; absent where that plan has no value
     verifier/faithful  the box holds the number it was shown; absent where it was shown none
     """
     facts: dict[str, bool] = {}
@@ -60,3 +61,25 @@ def printed(episode: Episode) -> Fraction | None:
     if not ran or ran[-1].execution is None or ran[-1].execution.status != "ok":
         return None
     return arithmetic.last_number(ran[-1].execution.stdout)
+
+
+class BaseError(UserError, ValueError):
+    """A base that would make a run show the wrong thing."""
+
+
+def check_base(success: float, plan_right: float, ceiling: float) -> None:
+    """The gate of a lab base, by its rates at temperature 1 on training problems; BaseError says what is off.
+
+    It must be weak enough that there is something to learn, plan both rightly and wrongly, and copy digits: then what
+    is learned is who is to blame, not a format.
+    """
+    for name, found, (low, high) in (
+        ("team success", success, (0.10, 0.35)),
+        ("plan right", plan_right, (0.35, 0.65)),
+        ("digits copied", ceiling, (0.90, 1.0)),
+    ):
+        if not low <= found <= high:
+            raise BaseError(
+                f"the base's {name} is {found:.2f}, not {low} to {high}: change model.warm_seed, model.warm_steps or "
+                "model.weakness"
+            )

@@ -93,11 +93,11 @@ def boxed(text: str) -> str | None:
 
 
 def normalised(text: str) -> str:
-    """An expression without what never matters here.
+    r"""An expression without what never matters here.
 
-    In this order: white space around it, a full stop after it, one pair of $ $, $$ $$, \\( \\) or \\[ \\] around it,
-    a full stop in there, a degree sign after it, a percent sign after it (50\\% is 50, not 0.5), a dollar sign (\\$)
-    before it. The bare word pi is \\pi.
+    In this order: white space around it, a full stop after it, one pair of $ $, $$ $$, \( \) or \[ \] around it,
+    a full stop in there, a degree sign after it, a percent sign after it (50\% is 50, not 0.5), a dollar sign (\$)
+    before it. The bare word pi is \pi.
     """
     text = text.strip().removesuffix(".").rstrip()
     wrapped = _WRAPPED.fullmatch(text)

@@ -7,8 +7,9 @@ whatever their wording: no near-duplicate can leak. Refused: more problems of a 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -37,7 +38,9 @@ class Template:
 TEMPLATES = (
     Template("colours", "{N} buys {a} red and {b} blue {T} at {c} each. Cost?", "({a}+{b})*{c}", "{a}+{b}*{c}"),
     Template("boxes", "{a} boxes hold {b} {T} and {c} {U} each. Total?", "{a}*({b}+{c})", "{a}*{b}+{c}"),
-    Template("rest", "{N} has {a} {T}, drops {b} and sells the rest at {c} each. Cost?", "({a}-{b})*{c}", "{a}-{b}*{c}"),
+    Template(
+        "rest", "{N} has {a} {T}, drops {b} and sells the rest at {c} each. Cost?", "({a}-{b})*{c}", "{a}-{b}*{c}"
+    ),
     Template("hours", "{N} works {a} hours and {b} more at {c} an hour. Pay?", "({a}+{b})*{c}"),
     Template("bags", "{N} has {a} bags of {b} {T} and {c} more. Total?", "{a}*{b}+{c}"),
     Template("buys", "{N} has {a} {T} and buys {b} bags of {c}. Total?", "{a}+{b}*{c}"),
@@ -76,16 +79,19 @@ def generate(seed: int, train: int = 1024, selection: int = 200, report: int = 4
 
 def rows(seed: int, split: Split, n: int) -> Rows:
     """`n` different problems of `split` and their keys; ValueError where the split has not that many."""
-    stream = problems(seed, split)
-    seen: dict[str, LabProblem] = {}
-    for _ in range(100 * n + 100):
-        if len(seen) == n:
+    return first_different(itertools.islice(problems(seed, split), 20 * n + 100), split, n)
+
+
+def first_different(made: Iterable[LabProblem], split: Split, n: int) -> Rows:
+    """The first `n` problems of `made` with different texts; ValueError where there are fewer."""
+    kept: dict[str, LabProblem] = {}
+    for one in made:
+        if len(kept) == n:
             break
-        made = next(stream)
-        seen.setdefault(made.problem.prompt, made)
-    if len(seen) < n:
-        raise ValueError(f"lab/{split} has no {n} different problems; ask for at most {len(seen)}")
-    return Rows(tuple(m.problem for m in seen.values()), tuple(m.key for m in seen.values()))
+        kept.setdefault(one.problem.prompt, one)
+    if len(kept) < n:
+        raise ValueError(f"lab/{split} has no {n} different problems; ask for at most {len(kept)}")
+    return Rows(tuple(m.problem for m in kept.values()), tuple(m.key for m in kept.values()))
 
 
 def problems(seed: int, split: Split) -> Iterator[LabProblem]:
@@ -128,7 +134,7 @@ def _natural(template: Template, a: int, b: int) -> bool:
 
 def wording() -> list[str]:
     """Every template with every name and thing once, numbers left out: the words that problems are made of."""
-    blank = {letter: "" for letter in "abcd"}
+    blank = dict.fromkeys("abcd", "")
     size = range(max(len(NAMES), len(THINGS)))
     return [
         t.text.format(N=NAMES[i % len(NAMES)], T=THINGS[i % len(THINGS)], U=THINGS[i % len(THINGS)], **blank)

@@ -1,7 +1,7 @@
 """Demonstrations of the lab team for the base's warm start: how a beginner plays each role, mistakes included.
 
-In *weak contexts* the mistake is the rule (chance `weakness`), so that a trained base gets them wrong even when it picks
-its likeliest answer; elsewhere it is an occasional slip. What there is to learn is then judgement, not format. The mistakes:
+In *weak contexts* the mistake is the rule (chance `weakness`), so that a trained base gets them wrong even when it
+picks its likeliest answer; elsewhere it is an occasional slip. What there is to learn is judgement, not format:
   solver    drops the brackets or adds instead of taking away, on five templates
   coder     forgets the last bracket where the plan has brackets, writes x for * where * comes first; told so, gives up
   verifier  does not box an answer of one digit or three, and boxes 0 after an error
