@@ -114,9 +114,10 @@ def _run(args: argparse.Namespace) -> int:
 
         print(plan(config, Path.cwd()))
         return 0
-    from flows.train import train
+    from flows.train import prepared, train
     from flows.view import show_summary
 
+    prepared(config, args.dir, lambda *_: None)  # what is wrong is said before a server starts
     show_summary(Path(train(config, args.dir)))
     return 0
 

@@ -23,7 +23,7 @@ from tasks.base import base, gate
 from tasks.collect import collect
 from tasks.evaluate import evaluate
 from tasks.grade import grade
-from tasks.run import Run
+from tasks.run import Listener, Run
 from tasks.score import score, scoring
 from tasks.summary import plots, summary
 from tasks.track import Tracker, track
@@ -112,16 +112,23 @@ def finish(run: Run, tracker: Tracker, policies: tuple[Policy, ...]) -> None:
     run.dir.write("summary.json", made)
 
 
-@contextmanager
-def opened(config: ExperimentConfig, directory: str | None) -> Iterator[Opened]:
-    """Checks that the run can be made before anything is allocated; closes what it opened, whatever happens."""
+def prepared(config: ExperimentConfig, directory: str | None, listener: Listener) -> Run:
+    """The run, checked in all that can be checked before anything is allocated or written; UserError says what is wrong."""
     root = Path.cwd()
     path = Path(directory) if directory else root / "runs" / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
     model = Path(config.model.path) if isinstance(config.model, LocalModel) else None
+    run = Run(config, path, root, listener)
+    preflight(config, model, path, policies=len(run.team.roles))
+    run.dir.check(config)
+    return run
+
+
+@contextmanager
+def opened(config: ExperimentConfig, directory: str | None) -> Iterator[Opened]:
+    """What a run works with; closed again, whatever happens."""
     with Telling(config.steps) as tell:
-        run = Run(config, path, root, tell)
-        preflight(config, model, path, policies=len(run.team.roles))
-        run.dir = RunDir.create(path, config)
+        run = prepared(config, directory, tell)
+        run.dir = RunDir.create(run.dir.path, config)
         tracker = Tracker(run)
         try:
             yield Opened(run, tracker, tell)

@@ -204,15 +204,18 @@ class RunDir:
     def create(cls, path: Path, config: ExperimentConfig) -> RunDir:
         """Opens `path` for this config; ConfigError where it holds a run of another one."""
         run = cls(path)
-        file = path / "config.json"
-        if file.exists():
-            if run.config() != config:
-                raise ConfigError(f"{path} holds a run of another config: give another --dir, or delete it")
-        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"{path} exists and is not a run directory: give another --dir")
-        else:
-            write_atomic(file, config.model_dump_json(indent=1))
+        run.check(config)
+        if not (path / "config.json").exists():
+            write_atomic(path / "config.json", config.model_dump_json(indent=1))
         return run
+
+    def check(self, config: ExperimentConfig) -> None:
+        """ConfigError where the directory holds anything but a run of this config; writes nothing."""
+        if (self.path / "config.json").exists():
+            if self.config() != config:
+                raise ConfigError(f"{self.path} holds a run of another config: give another --dir, or delete it")
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ConfigError(f"{self.path} exists and is not a run directory: give another --dir")
 
     def config(self) -> ExperimentConfig:
         """The resolved config; ConfigError where there is none."""

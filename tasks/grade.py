@@ -15,7 +15,12 @@ from mappa_core.types import Episode, Key, Outcome
 from tasks.run import Run
 from tasks.stage import Made, stage
 
-CODE = ("mappa_core.graders", "mappa_core.graders.lab", "mappa_core.graders.math", "mappa_core.arithmetic", "tasks.grade")
+CODE = (
+    "mappa_core.arithmetic",
+    "mappa_core.graders",
+    *(f"mappa_core.graders.{m}" for m in ("lab", "math", "math_process")),
+    "tasks.grade",
+)
 
 
 def graded(episodes: Sequence[Episode], keys: Mapping[str, Key]) -> list[Outcome]:

@@ -21,8 +21,8 @@ CODE = (
     "mappa_core.rollout",
     "mappa_core.chat",
     "mappa_core.engine.sampler",
-    "mappa_core.sandbox.local",
-    "mappa_core.sandbox.inside",
+    "mappa_core.teams.language",
+    *(f"mappa_core.sandbox.{m}" for m in ("excerpt", "inside", "launch", "local", "seccomp", "workspace")),
     "tasks.play",
 )
 

@@ -29,7 +29,96 @@ class Sabotage(NamedTuple):
     test: str
 
 
-SABOTAGES: tuple[Sabotage, ...] = ()
+CHAT, ROLLOUT = "mappa_core/chat.py", "mappa_core/rollout.py"
+BOX = "mappa_core/sandbox"
+
+SABOTAGES = (
+    Sabotage(
+        "1: a later turn's context is tokenised again",
+        CHAT,
+        "        return (*context, *(tail[self._closing :] if ended else tail))",
+        "        return (*self._tokenizer.encode(self._tokenizer.decode(list(context), skip_special_tokens=False)).ids, "
+        "*(tail[self._closing :] if ended else tail))",
+        "tests/test_chat.py::test_follow_keeps_every_token_that_was_sampled",
+    ),
+    Sabotage(
+        "1: text is stripped",
+        ROLLOUT,
+        "        text=speaker.decode(generation.tokens),",
+        "        text=speaker.decode(generation.tokens).strip(),",
+        "tests/test_rollout.py::test_an_episode_keeps_what_was_sampled",
+    ),
+    Sabotage(
+        "1: outputs are tokenised again",
+        ROLLOUT,
+        "        output_tokens=generation.tokens,",
+        "        output_tokens=speaker.open(speaker.decode(generation.tokens)),",
+        "tests/test_rollout.py::test_an_episode_keeps_what_was_sampled",
+    ),
+    Sabotage(
+        "1: a later turn forgets the first",
+        ROLLOUT,
+        "    return speaker.follow(last.prompt_tokens + last.output_tokens, fill(role.follow_up, partial(_tool, [last])))",
+        "    return speaker.open(fill(role.follow_up, partial(_tool, [last])))",
+        "tests/test_rollout.py::test_a_later_turn_continues_the_sampled_tokens",
+    ),
+    Sabotage(
+        "1: a message may forge a turn",
+        CHAT,
+        "                    cuts.append(left + 1)",
+        "                    continue",
+        "tests/test_chat.py::test_a_message_cannot_forge_a_turn",
+    ),
+    Sabotage(
+        "rollout: code in thinking runs",
+        ROLLOUT,
+        '            code = python_code(speakers[role.name].spoken(action.text)) if "python" in role.tools else None',
+        '            code = python_code(action.text) if "python" in role.tools else None',
+        "tests/test_rollout.py::test_code_runs_only_for_a_role_with_the_tool_and_only_where_it_is_spoken",
+    ),
+    Sabotage(
+        "rollout: no barrier",
+        ROLLOUT,
+        "        if len(self._waiting) == self._live:",
+        "        if self._waiting or not self._live:",
+        "tests/test_rollout.py::test_batches_and_episodes_do_not_depend_on_how_long_programs_run",
+    ),
+    Sabotage(
+        "3: a grader that hangs",
+        "mappa_core/graders/math_process.py",
+        "            line = _line(process, timeout_s)",
+        "            line = _line(process, 600.0)",
+        "tests/graders/test_math.py::test_an_answer_that_hangs_is_wrong_in_time_and_the_next_is_graded",
+    ),
+    Sabotage(
+        "10: the network is there",
+        f"{BOX}/launch.py",
+        '*("--unshare-net", "--unshare-pid",',
+        '*("--unshare-pid",',
+        "tests/sandbox/test_attacks.py::test_no_network",
+    ),
+    Sabotage(
+        "10: the environment is inherited",
+        f"{BOX}/launch.py",
+        "            env=ENVIRONMENT,",
+        "            env={**os.environ, **ENVIRONMENT},",
+        "tests/sandbox/test_attacks.py::test_no_home_repository_or_keys",
+    ),
+    Sabotage(
+        "10: root inside",
+        f"{BOX}/inside.py",
+        "        os.setresuid(uid, uid, uid)",
+        "        pass",
+        "tests/sandbox/test_attacks.py::test_no_home_repository_or_keys",
+    ),
+    Sabotage(
+        "10: links are followed",
+        f"{BOX}/workspace.py",
+        "if not is_directory and not entry.is_file(follow_symlinks=False):",
+        "if not is_directory and not entry.is_file(follow_symlinks=True):",
+        "tests/sandbox/test_attacks.py::test_a_link_in_the_workspace_is_not_followed",
+    ),
+)
 
 
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=[s.name for s in SABOTAGES])

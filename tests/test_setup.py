@@ -163,7 +163,9 @@ def test_the_cpu_lock_leaves_out_what_breaks_it() -> None:
 def test_the_environment_is_the_lock() -> None:
     code = "from importlib.metadata import distributions as d; [print(x.name, x.version) for x in d()]"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")
-    installed = {canonicalize_name(line.split()[0]): Version(line.split()[1]) for line in listed if line}
+    installed: dict[str, Version] = {
+        canonicalize_name(line.split()[0]): Version(line.split()[1]) for line in listed if line
+    }
     other = {name: (want, installed.get(name)) for name, want in pins("cpu").items() if installed.get(name) != want}
     assert not other, f"locked and installed differ: {other}; run `make setup`"
 

@@ -174,7 +174,7 @@ class Trainer:
             "runtime_env": {"env_vars": actor_env(threads, {"DS_ACCELERATOR": engine.device, **_QUICK})},
         }
         actor = ray.remote(_Rank).options(**options)  # pyright: ignore[reportAttributeAccessIssue]
-        self._ranks = [actor.remote(rank) for rank in range(engine.ranks)]
+        self._ranks: list[Any] = [actor.remote(rank) for rank in range(engine.ranks)]
         places = [rank.place.remote() for rank in self._ranks]
         self._loading = [rank.load.remote(policies, bases, learn, engine, *places) for rank in self._ranks]
 
@@ -242,7 +242,8 @@ class Trainer:
         path = directory / "state.json"
         if not path.is_file():
             raise config.ConfigError(f"{directory} holds no trainer state: resume from another step")
-        saved = Saved(**{k: tuple(v) if k == "roles" else v for k, v in json.loads(path.read_text()).items()})
+        found = json.loads(path.read_text())
+        saved = Saved(tuple(found["roles"]), found["ranks"], found["dtype"])
         if saved != self._saved:
             raise config.ConfigError(f"{directory} was saved by {saved}, this is {self._saved}: use the same config")
         self._call("restore", [(str(directory),)] * len(self._ranks), "restore the trainer state")

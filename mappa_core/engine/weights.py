@@ -91,7 +91,7 @@ def swap(staging: Path, directory: Path, rename: Callable[[Path, Path], None] = 
     _sync(staging)
     if directory.exists():
         aside = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.old."))
-        os.rename(directory, aside / "was")
+        directory.rename(aside / "was")
         rename(staging, directory)
         shutil.rmtree(aside)
     else:

@@ -57,7 +57,7 @@ class Host:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         # Without this DeepSpeed compiles a C++ extension at its first start, for a reduction that training never uses.
-        deepspeed.ops.__compatible_ops__ = {}
+        deepspeed.ops.__compatible_ops__ = {}  # pyright: ignore[reportAttributeAccessIssue]
         deepspeed.init_distributed("gloo" if engine.device == "cpu" else "nccl", verbose=False)
         # DeepSpeed collects garbage for each engine, which takes a second while it walks through all imported modules.
         gc.freeze()
@@ -138,18 +138,19 @@ class Host:
         return model.to(self._device).eval().requires_grad_(False)
 
     def _trained(self, policy: Policy) -> Any:
-        # The whole model is on this rank while it loads, one policy at a time; `initialize` then keeps this rank's part.
+        # The whole model is on this rank while it loads, one policy at a time; `initialize` then keeps its own part.
         # (Sharding while loading needs the package accelerate, and reads every file on every rank all the same.)
         settings = self._settings(Path(policy.path))
         model = self._load(policy.path)
         if self._config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         # A decoder layer is gathered in one go: hooks and messages for each of its matrices cost twice the computation.
-        deepspeed.utils.set_z3_leaf_modules(model, list(model._no_split_modules))
-        engine, *_ = deepspeed.initialize(model=model, config=settings, model_parameters=model.parameters())
+        deepspeed.utils.set_z3_leaf_modules(model, list(model._no_split_modules))  # noqa: SLF001  # no public name
+        parameters: Any = list(model.parameters())
+        engine, *_ = deepspeed.initialize(model=model, config=settings, model_parameters=parameters)
         return engine
 
-    def _load(self, path: str) -> torch.nn.Module:
+    def _load(self, path: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=_DTYPES[self._config.dtype], attn_implementation=_ATTENTION, local_files_only=True
         )

@@ -1,7 +1,7 @@
 """Rows -> tensors of one packed sequence: no padding, no row sees another, and only output tokens are predicted.
 
-`attention` is the other half: causal attention within each row, as transformers calls it. The mask is block-diagonal, so
-the blocks are computed one by one and no (T, T) mask exists. On cuda a variable-length flash kernel could take its
+`attention` is the other half: causal attention within each row, as transformers calls it. The mask is block-diagonal,
+so the blocks are computed one by one and no (T, T) mask exists. On cuda a variable-length flash kernel could take its
 place; that is not written yet, the loop works there too (not yet run).
 """
 
@@ -39,11 +39,15 @@ def pack(samples: Sequence[Sample], device: str = "cpu") -> Packed:
     """The packed sequence of `samples`, in their order; ValueError where one has no prompt or no output."""
     for s in samples:
         if not s.prompt_tokens or not s.output_tokens:
-            raise ValueError(f"action {s.action}: {len(s.prompt_tokens)} prompt and {len(s.output_tokens)} output tokens")
+            raise ValueError(
+                f"action {s.action}: {len(s.prompt_tokens)} prompt and {len(s.output_tokens)} output tokens"
+            )
     rows = [s.prompt_tokens + s.output_tokens for s in samples]
     bounds = (0, *accumulate(len(row) for row in rows))
     # The logits at a position predict the next token: from the prompt's last one to the last but one.
-    select = [i for s, end in zip(samples, bounds[1:], strict=True) for i in range(end - len(s.output_tokens) - 1, end - 1)]
+    select = [
+        i for s, end in zip(samples, bounds[1:], strict=True) for i in range(end - len(s.output_tokens) - 1, end - 1)
+    ]
     return Packed(
         torch.tensor([[token for row in rows for token in row]], device=device),
         torch.cat([torch.arange(len(row)) for row in rows])[None].to(device),
@@ -67,7 +71,7 @@ def targets(rows: Sequence[Row], device: str = "cpu") -> Targets:
 
 
 def attention(
-    module: torch.nn.Module,
+    _module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

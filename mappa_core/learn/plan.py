@@ -51,9 +51,7 @@ class Sums:
     """Of the whole gradient, before clipping: the same on every rank."""
 
 
-def steps(
-    rows: Sequence[Row], updates: int, ranks: int, pack_tokens: int, seed: int
-) -> tuple[tuple[Step, ...], ...]:
+def steps(rows: Sequence[Row], updates: int, ranks: int, pack_tokens: int, seed: int) -> tuple[tuple[Step, ...], ...]:
     """At most `updates` optimizer steps on `rows`, each as the parts of its ranks: (steps, ranks)."""
     kept = [len(row.advantages) for row in rows]
     planned = []
@@ -93,7 +91,9 @@ def shares(tokens: Sequence[int], rows: Sequence[int], ranks: int, pack_tokens: 
     """
     for row in rows:
         if tokens[row] > pack_tokens:
-            raise ValueError(f"a row of {tokens[row]} tokens: set engine.pack_tokens to at least that, not {pack_tokens}")
+            raise ValueError(
+                f"a row of {tokens[row]} tokens: set engine.pack_tokens to at least that, not {pack_tokens}"
+            )
     per_rank = [_packed(tokens, part, pack_tokens) for part in _balanced(tokens, list(rows), ranks)]
     filler = Micro((min(rows, key=lambda row: tokens[row]),), 0.0)
     most = max(len(micros) for micros in per_rank)

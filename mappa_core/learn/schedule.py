@@ -8,8 +8,8 @@ from mappa_core.config import Learn
 
 
 def learning_rate(learn: Learn, update: int, total: int) -> float:
-    """Rate of optimizer step `update` (from 0) of `total`: linear warm-up from lr / warm-up steps, no step at zero, then
-    a half cosine that reaches lr * min_lr_ratio at the last step. ValueError for a step outside the run."""
+    """Rate of optimizer step `update` (from 0) of `total`: linear warm-up from lr / warm-up steps, no step at zero,
+    then a half cosine that reaches lr * min_lr_ratio at the last step. ValueError for a step outside the run."""
     if not 0 <= update < total:
         raise ValueError(f"optimizer step {update} of {total}: steps * updates of the config must cover it")
     warmup = math.ceil(learn.warmup_ratio * total)

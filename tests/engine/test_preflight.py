@@ -135,10 +135,10 @@ def test_the_estimate_is_the_documented_sum() -> None:
 
 def test_this_machine_is_measured_quickly_even_where_the_run_directory_is_not_yet(tmp_path: Path) -> None:
     base = _model(tmp_path / "m")
-    start = time.monotonic()
+    start = time.process_time()
     machine = measure(tmp_path / "not" / "yet")
     assert machine.memory > 0
     assert machine.disk > 0
     assert machine.cpus >= 1
     preflight(_config(base), base, tmp_path, 3, MACHINE)
-    assert time.monotonic() - start < 1.0
+    assert time.process_time() - start < 0.5

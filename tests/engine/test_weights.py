@@ -30,7 +30,13 @@ def base(tmp_path: Path) -> Path:
 def test_published_is_weights_config_tokenizer_and_their_digest(base: Path, tmp_path: Path) -> None:
     policy = weights.publish("solver", 3, TENSORS, base, tmp_path / "out" / "3")
     names = {p.name for p in Path(policy.path).iterdir()}
-    assert names == {"model.safetensors", "config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json"}
+    assert names == {
+        "model.safetensors",
+        "config.json",
+        "tokenizer_config.json",
+        "tokenizer.json",
+        "generation_config.json",
+    }
     loaded = load_file(Path(policy.path) / "model.safetensors")
     assert all(torch.equal(loaded[k], v) for k, v in TENSORS.items())
     data = (Path(policy.path) / "model.safetensors").read_bytes() + b"{}"

@@ -76,7 +76,9 @@ def test_only_output_tokens_carry_gradient() -> None:
     token_logprobs(model, packed).sum().backward()
     assert logits.grad is not None
     touched = logits.grad[0].abs().sum(-1) > 0
-    expected = [f for s in samples for f in [False] * (len(s.prompt_tokens) - 1) + [True] * len(s.output_tokens) + [False]]
+    expected = [
+        f for s in samples for f in [False] * (len(s.prompt_tokens) - 1) + [True] * len(s.output_tokens) + [False]
+    ]
     assert touched.tolist() == expected
     hit = logits.grad[0][touched].argmax(-1)  # the gradient of a logprob is positive at its own token only
     assert hit.tolist() == [token for s in samples for token in s.output_tokens]
@@ -111,7 +113,9 @@ def test_packed_rows_do_not_see_each_other(kv_heads: int) -> None:
     assert found.detach().numpy() == pytest.approx(torch.cat(alone).detach().numpy(), abs=1e-5)
     for a, p in zip(packed_gradients, model.parameters(), strict=True):
         assert p.grad is not None
-        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()), rtol=1e-3)  # norms and softmax are float32
+        assert torch.allclose(
+            a, p.grad, atol=1e-5 * float(p.grad.abs().max()), rtol=1e-3
+        )  # norms and softmax are float32
 
 
 def test_targets_and_unpack_keep_the_order() -> None:

@@ -33,7 +33,11 @@ def test_a_sample_is_the_tokens_that_were_sampled_and_a_tenth_of_the_score() -> 
 def test_an_unscored_action_is_left_out_and_counted() -> None:
     """Invariant 2: a score that is missing is missing, not 0 and not 5."""
     episode = _episode("e", *(_action("e", "coder", t) for t in range(3)))
-    verdicts: list[Verdict] = [Scored("e/coder/0", 7.0, "r"), Unscored("e/coder/1", "budget"), Scored("e/coder/2", 1.0, "r")]
+    verdicts: list[Verdict] = [
+        Scored("e/coder/0", 7.0, "r"),
+        Unscored("e/coder/1", "budget"),
+        Scored("e/coder/2", 1.0, "r"),
+    ]
     made = select("coder", [episode], verdicts, "keep")
     assert [s.action for s in made.samples] == ["e/coder/0", "e/coder/2"]
     assert (made.counts.collected, made.counts.trained, made.counts.unscored) == (3, 2, 1)
@@ -64,7 +68,14 @@ def test_every_action_is_counted_once(seed: int) -> None:
     rule = rng.choice(("keep", "mask"))
     roles = ("solver", "coder")
     episodes = [
-        _episode(f"e{i}", *(_action(f"e{i}", role, t, rng.choice(("stop", "length"))) for role in roles for t in range(rng.randint(0, 2))))
+        _episode(
+            f"e{i}",
+            *(
+                _action(f"e{i}", role, t, rng.choice(("stop", "length")))
+                for role in roles
+                for t in range(rng.randint(0, 2))
+            ),
+        )
         for i in range(rng.randint(0, 6))
     ]
     values = (3.0,) if seed % 5 == 0 else (0.0, 3.0, 10.0)

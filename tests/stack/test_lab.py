@@ -94,7 +94,7 @@ def test_mlflow_has_parameters_metrics_config_pointers_and_plots(small_run: Path
     assert names <= metrics.names(team("lab"))
     assert {"collect/success", "evaluate/success", "update/solver/kl_reference", "score/coder/value"} <= names
     params = dict(database.execute("select key, value from params where run_uuid = ?", (found["mlflow_run_id"],)))
-    assert params["learn.lr"] == "0.0003"
+    assert params["learn.lr"] == "0.0001"
     steps = database.execute(
         "select count(*), count(distinct step) from metrics where run_uuid = ? and key = 'collect/success'",
         (found["mlflow_run_id"],),

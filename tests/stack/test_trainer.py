@@ -23,8 +23,8 @@ from mappa_core.types import Policy, Row, Sample
 
 pytestmark = pytest.mark.stack
 
-ENGINE = Engine(max_len=1000, pack_tokens=1000, start_timeout_s=300, call_timeout_s=120)
-LEARN = Learn(lr=1e-3, max_grad_norm=1e6, updates=1, warmup_ratio=0.0)
+ENGINE = Engine.model_validate({"max_len": 1000, "pack_tokens": 1000, "start_timeout_s": 300, "call_timeout_s": 120})
+LEARN = Learn.model_validate({"lr": 1e-3, "max_grad_norm": 1e6, "updates": 1, "warmup_ratio": 0.0})
 TOTAL = 10
 VOCABULARY = 61
 ROLES = ("solver", "coder")
@@ -116,7 +116,8 @@ def _reference(model: LlamaForCausalLM, rows: Sequence[Row]) -> None:
     for row in rows:
         new = _alone(model, row.sample)
         old, sampler, advantage = (
-            torch.tensor(x, dtype=torch.float64) for x in (row.old_logprobs, row.sample.sampler_logprobs, row.advantages)
+            torch.tensor(x, dtype=torch.float64)
+            for x in (row.old_logprobs, row.sample.sampler_logprobs, row.advantages)
         )
         ratio, weight = torch.exp(new - old), torch.exp(old - sampler).clamp(max=LEARN.tis_cap)
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - LEARN.clip, 1 + LEARN.clip) * advantage)
@@ -177,13 +178,14 @@ def test_the_gradient_is_that_of_one_process_in_float64(
     )
     optimizer.step()
     published = group.trainer.publish("solver", 1, tmp_path / "published")
-    moved = 0.0
-    for (name, old), new, want in zip(
-        _plain(group.base).named_parameters(), _plain(Path(published.path)).parameters(), model.parameters(), strict=True
-    ):
-        moved = max(moved, float((new - old).abs().max()))
-        assert torch.quantile((new - want).abs().flatten(), 0.99) < 0.05 * LEARN.lr, name
-    assert moved == pytest.approx(LEARN.lr, rel=0.01)
+    with torch.no_grad():
+        old, new, want = (
+            torch.cat([p.flatten() for p in m.parameters()])
+            for m in (_plain(group.base), _plain(Path(published.path)), model)
+        )
+        # Adam's first step is lr times the gradient's sign; where that is nearly 0, float32 and float64 may differ.
+        assert torch.quantile((new - want).abs(), 0.99) < 0.01 * LEARN.lr
+        assert float((new - old).abs().max()) == pytest.approx(LEARN.lr, rel=0.01)
 
 
 def test_logprobs_are_those_of_plain_transformers(group: Group, tmp_path: Path) -> None:
@@ -233,13 +235,12 @@ def test_restored_goes_on_to_the_bit(group: Group, base: Path, tmp_path: Path) -
         other.stop()
 
 
-def test_what_is_not_finite_stops_the_group(base: Path, ray_session: Session, tmp_path: Path) -> None:
-    trainer = _start(base)
-    trainer.ready(ENGINE.start_timeout_s)
+def test_what_is_not_finite_stops_the_group(group: Group, tmp_path: Path) -> None:
+    """The last test of this group. Nothing is published after a loss that is not finite."""
     rows = _rows([(5, 20), (9, 3)])
     broken = [replace(rows[0], advantages=(math.nan,) * 20), rows[1]]
     with pytest.raises(EngineError, match="solver: loss or gradient is not finite"):
-        trainer.update("solver", broken, first_update=0, seed=0)
+        group.trainer.update("solver", broken, first_update=0, seed=0)
     with pytest.raises(EngineError, match="its process died"):
-        trainer.publish("solver", 1, tmp_path / "out")
+        group.trainer.publish("solver", 1, tmp_path / "out")
     assert not (tmp_path / "out").exists()
