@@ -1,8 +1,8 @@
 """What a lab run costs here: start-up, a warm step, memory. `make bench`, or this file with a number of steps.
 
-Prints a table and, as its last line, JSON. Start-up is from the command's first instant to the first training step,
-less building the base and the evaluation before it. Memory is the peak over a sample every half second of the PSS of the
-process tree plus shared memory in use.
+Prints a table and, as its last line, JSON. Start-up is from the command's first instant to the first training step's
+episodes, less building the base and the evaluation before it. Memory is the peak over a sample every half second of the
+PSS of the process tree plus shared memory in use.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -33,7 +34,7 @@ def main(steps: int) -> int:
         ends = [(directory / "steps" / str(k) / "update.json").stat().st_mtime for k in range(steps)]
         first = (directory / "steps" / "0" / "collect.json").stat().st_mtime
     seconds = summary["seconds"]
-    gaps = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(ends)]
     found = {
         "start_s": first - began - seconds.get("base", 0) - seconds["evaluate"] / _evaluations(summary),
         "step_s": statistics.median(gaps),

@@ -17,8 +17,8 @@ MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 """Operating system errors that are about the user's disk and rights, not about us."""
 
 EXAMPLES = {
-    "run": "mappa run lab\n  mappa run lab --set steps=5 --set learn.lr=1e-4 --dir runs/try\n  mappa run my.toml --dry-run",
-    "show": "mappa show runs/try\n  mappa show runs/try --step 3\n  mappa show runs/try --step 3 --episode 'lab-12ab#0'",
+    "run": "mappa run lab\n  mappa run lab --set steps=5 --set seed=1 --dir runs/try\n  mappa run my.toml --dry-run",
+    "show": "mappa show runs/try\n  mappa show runs/try --step 3\n  mappa show runs/try --step 3 --episode 'lab-1a#0'",
     "data": "mappa data build",
     "grade": "mappa grade math --answer '\\boxed{1/2}' --reference 0.5 --json",
     "evaluate": "mappa evaluate runs/try --on lab/report --samples 4",
@@ -47,7 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in MENDABLE:
             raise
-        print(f"mappa: {error.strerror}: {error.filename or 'disk'}; make room or give access, then again", file=sys.stderr)
+        print(
+            f"mappa: {error.strerror}: {error.filename or 'disk'}; make room or give access, then again",
+            file=sys.stderr,
+        )
         return 2
 
 
@@ -63,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("source", metavar="PRESET|FILE.toml")
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key")
     run.add_argument("--dir", help="run directory (default: runs/NAME-TIME)")
-    run.add_argument("--dry-run", action="store_true", help="print the resolved config and what it needs, start nothing")
+    run.add_argument(
+        "--dry-run", action="store_true", help="print the resolved config and what it needs, start nothing"
+    )
     run.add_argument("--fresh", action="store_true", help="draw a new seed, so that nothing stored is reused")
 
     evaluate = _add(commands, "evaluate", _evaluate, "play a held-out set with the policies of a run")
@@ -154,7 +159,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _build(args: argparse.Namespace) -> int:
+def _build(_: argparse.Namespace) -> int:
     from tasks.data import build
 
     folder = build(Path.cwd())

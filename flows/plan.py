@@ -27,13 +27,13 @@ def plan(config: ExperimentConfig, root: Path) -> str:
         [
             config.model_dump_json(indent=1),
             f"team        {config.team}: {', '.join(role.name for role in roles)}, separate weights",
-            f"data        {train.name} ({len(train.problems)} problems), held out {heldout.name} ({len(heldout.problems)})",
-            f"coach       {config.coach.type}, {'label-free' if config.label_free else 'sees answers'}; no calls, no cost",
-            f"work        {config.steps} steps of {episodes} episodes, at most {episodes * turns} actions each; "
-            f"{config.steps * config.learn.updates} optimizer steps a role; {evaluations} evaluations of "
-            f"{config.evaluate.problems * config.evaluate.samples} episodes",
-            f"memory      {need.memory / GIB:.1f} GiB at the peak: sampler {need.sampler / GIB:.1f}, "
-            f"trainer {need.trainer / GIB:.1f}, rest {need.rest / GIB:.1f}",
+            f"data        {train.name} ({len(train.problems)} problems)",
+            f"held out    {heldout.name} ({len(heldout.problems)} problems)",
+            f"coach       {config.coach.type}, {'label-free' if config.label_free else 'sees answers'}; no calls",
+            f"steps       {config.steps} of {episodes} episodes, at most {episodes * turns} actions each",
+            f"updates     {config.steps * config.learn.updates} optimizer steps a role",
+            f"evaluation  {evaluations} times {config.evaluate.problems * config.evaluate.samples} episodes",
+            f"memory      {need.memory / GIB:.1f} GiB at the peak, {need.sampler / GIB:.1f} of it the sampler's",
             f"disk        {need.disk / GIB:.2f} GiB",
         ]
     )

@@ -113,9 +113,11 @@ def finish(run: Run, tracker: Tracker, policies: tuple[Policy, ...]) -> None:
 
 
 def prepared(config: ExperimentConfig, directory: str | None, listener: Listener) -> Run:
-    """The run, checked in all that can be checked before anything is allocated or written; UserError says what is wrong."""
+    """The run, checked in all that can be before anything is allocated or written; UserError says what is wrong."""
     root = Path.cwd()
-    path = Path(directory) if directory else root / "runs" / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    path = (
+        Path(directory) if directory else root / "runs" / f"{config.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    )
     model = Path(config.model.path) if isinstance(config.model, LocalModel) else None
     run = Run(config, path, root, listener)
     preflight(config, model, path, policies=len(run.team.roles))

@@ -42,7 +42,9 @@ def show_summary(directory: Path) -> None:
     coach = found["coach"]
     out.print(f"  coach         {coach['type']}: {coach['scored']} actions scored, {coach['unscored']} unscored")
     if found["resumed_from"]:
-        out.print(f"  reused        {found['resumed_from']} of {found['steps']} updates were stored; --fresh draws a new seed")
+        out.print(
+            f"  reused        {found['resumed_from']} of {found['steps']} updates were stored; --fresh draws a new seed"
+        )
     out.print("\nlook further:")
     shown = escape(_relative(directory))
     some = _episode_of_interest(run.step(run.steps()[-1]))
@@ -129,7 +131,9 @@ def _action(action: Action, record: StepRecord) -> Iterator[str]:
 def _record(run: LoadedRun, step: int) -> StepRecord:
     if step not in run.steps():
         have = run.steps()
-        raise ConfigError(f"{run.dir.path} has no step {step}; it has {have[0]} to {have[-1]}" if have else "no step yet")
+        raise ConfigError(
+            f"{run.dir.path} has no step {step}; it has {have[0]} to {have[-1]}" if have else "no step yet"
+        )
     return run.step(step)
 
 

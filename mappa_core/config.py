@@ -24,7 +24,7 @@ class ConfigError(UserError, ValueError):
 
 def how(default: Any, **kw: Any) -> Any:
     """A field that says how something is computed, not what: left out of every cache key."""
-    return Field(default, json_schema_extra={"how": True}, **kw)
+    return Field(default=default, json_schema_extra={"how": True}, **kw)
 
 
 class Part(BaseModel):
@@ -35,11 +35,11 @@ class LabModel(Part):
     """A tiny Llama, warm-started here on deliberately imperfect demonstrations."""
 
     type: Literal["lab"] = "lab"
-    hidden: int = Field(96, ge=32, le=512, multiple_of=32)
-    layers: int = Field(2, ge=1, le=8)
-    warm_steps: int = Field(450, ge=1, description="Supervised steps of the warm start.")
-    warm_seed: int = Field(0, ge=0, description="Seed of initial weights and demonstrations.")
-    weakness: float = Field(0.8, ge=0, le=1, description="Chance of the systematic mistake in a weak context.")
+    hidden: int = Field(default=96, ge=32, le=512, multiple_of=32)
+    layers: int = Field(default=2, ge=1, le=8)
+    warm_steps: int = Field(default=450, ge=1, description="Supervised steps of the warm start.")
+    warm_seed: int = Field(default=0, ge=0, description="Seed of initial weights and demonstrations.")
+    weakness: float = Field(default=0.8, ge=0, le=1, description="Chance of the systematic mistake in a weak context.")
 
 
 class LocalModel(Part):
@@ -56,15 +56,17 @@ class Data(Part):
     """Registered sets, by name: `mappa data build` makes the lab's."""
 
     train: str = "lab/train"
-    evaluate: str = Field("lab/selection", description="Held-out set of the evaluations before, during and after.")
+    evaluate: str = Field(
+        default="lab/selection", description="Held-out set of the evaluations before, during and after."
+    )
 
 
 class Collect(Part):
-    problems: int = Field(24, ge=1, description="Problems a step.")
-    samples: int = Field(2, ge=1, description="Episodes a problem.")
-    max_new_tokens: int = Field(64, ge=1, description="Limit of one action, in tokens.")
-    temperature: float = Field(1.0, gt=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
+    problems: int = Field(default=24, ge=1, description="Problems a step.")
+    samples: int = Field(default=2, ge=1, description="Episodes a problem.")
+    max_new_tokens: int = Field(default=64, ge=1, description="Limit of one action, in tokens.")
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1
 
     @model_validator(mode="after")
@@ -80,11 +82,15 @@ class RubricCoach(Part):
     """Scores by rule, from role, context, action and execution."""
 
     type: Literal["rubric"] = "rubric"
-    sees_answer: bool = Field(False, description="Whether the rubric may read the Key. Shown wherever a result is.")
-    ablation: Literal["none", "shuffled"] = Field(
-        "none", description="shuffled: a role's scores are permuted among its actions of the step (a control)."
+    sees_answer: bool = Field(
+        default=False, description="Whether the rubric may read the Key. Shown wherever a result is."
     )
-    unscored_limit: float = Field(0.2, ge=0, le=1, description="Above this share of unscored actions a step fails.")
+    ablation: Literal["none", "shuffled"] = Field(
+        default="none", description="shuffled: a role's scores are permuted among its actions of the step (a control)."
+    )
+    unscored_limit: float = Field(
+        default=0.2, ge=0, le=1, description="Above this share of unscored actions a step fails."
+    )
 
 
 Coach = RubricCoach
@@ -93,48 +99,50 @@ Coach = RubricCoach
 class Learn(Part):
     """REINFORCE++ (arXiv 2501.03262): see learn/advantages.py and learn/loss.py."""
 
-    lr: float = Field(3e-4, gt=0)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="The cosine schedule ends at lr times this.")
-    warmup_ratio: float = Field(0.03, ge=0, le=1)
+    lr: float = Field(default=3e-4, gt=0)
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1, description="The cosine schedule ends at lr times this.")
+    warmup_ratio: float = Field(default=0.03, ge=0, le=1)
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    beta: float = Field(0.02, ge=0, description="Weight of the k1 KL estimate in the token reward.")
-    clip: float = Field(0.2, gt=0, lt=1)
-    tis_cap: float = Field(2.0, gt=0, description="Cap of the token-level truncated importance weights.")
-    updates: int = Field(2, ge=1, description="Optimizer steps a training step; rows are split by tokens.")
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    beta: float = Field(default=0.02, ge=0, description="Weight of the k1 KL estimate in the token reward.")
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    tis_cap: float = Field(default=2.0, gt=0, description="Cap of the token-level truncated importance weights.")
+    updates: int = Field(default=2, ge=1, description="Optimizer steps a training step; rows are split by tokens.")
     truncated: Literal["keep", "mask"] = "keep"
-    mismatch_limit: float = Field(0.5, gt=0, description="Mean |sampler - trainer| logprob above which a step stops.")
+    mismatch_limit: float = Field(
+        default=0.5, gt=0, description="Mean |sampler - trainer| logprob above which a step stops."
+    )
 
 
 class Evaluate(Part):
-    every: int = Field(10, ge=1, description="Steps between evaluations; the first and the last always happen.")
-    problems: int = Field(100, ge=1)
-    samples: int = Field(2, ge=1)
-    temperature: float = Field(0.6, ge=0, le=2)
+    every: int = Field(default=10, ge=1, description="Steps between evaluations; the first and the last always happen.")
+    problems: int = Field(default=100, ge=1)
+    samples: int = Field(default=2, ge=1)
+    temperature: float = Field(default=0.6, ge=0, le=2)
 
 
 class Engine(Part):
     """Placement and speed."""
 
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of sampler and trainer alike.")
-    max_len: int = Field(384, ge=16, description="Longest prompt plus output, in tokens.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of sampler and trainer alike.")
+    max_len: int = Field(default=384, ge=16, description="Longest prompt plus output, in tokens.")
     gradient_checkpointing: bool = how(False)
-    ranks: int = Field(2, ge=1, description="ZeRO-3 data-parallel ranks.")
-    pack_tokens: int = Field(1024, ge=16, description="Tokens of one packed micro-batch.")
+    ranks: int = Field(default=2, ge=1, description="ZeRO-3 data-parallel ranks.")
+    pack_tokens: int = Field(default=1024, ge=16, description="Tokens of one packed micro-batch.")
     kv_cache_gib: float = how(0.25, gt=0)
-    device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: written, not yet run.")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="cuda: written, not yet run.")
     start_timeout_s: float = how(300.0, gt=0)
     call_timeout_s: float = how(600.0, gt=0)
 
 
 class Sandbox(Part):
-    wall_time_s: float = Field(10.0, gt=0, le=3600)
-    cpu_time_s: int = Field(5, ge=1, le=3600)
-    memory_mb: int = Field(256, ge=32)
-    disk_mb: int = Field(64, ge=1)
-    processes: int = Field(32, ge=1)
-    output_chars: int = Field(2000, ge=200, description="Kept of each output stream, head and tail together.")
+    wall_time_s: float = Field(default=10.0, gt=0, le=3600)
+    cpu_time_s: int = Field(default=5, ge=1, le=3600)
+    memory_mb: int = Field(default=256, ge=32)
+    disk_mb: int = Field(default=64, ge=1)
+    processes: int = Field(default=32, ge=1)
+    output_chars: int = Field(default=2000, ge=200, description="Kept of each output stream, head and tail together.")
     workers: int = how(2, ge=1)
 
 
@@ -142,7 +150,7 @@ class ExperimentConfig(Part):
     """Everything a run depends on."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     steps: int = Field(ge=1)
     team: Literal["lab", "mathchat"]
     model: Model
@@ -180,7 +188,9 @@ def digest(data: Any) -> str:
 
 def presets() -> list[str]:
     """Names of the shipped presets."""
-    return sorted(p.name.removesuffix(".toml") for p in resources.files("configs").iterdir() if p.name.endswith(".toml"))
+    return sorted(
+        p.name.removesuffix(".toml") for p in resources.files("configs").iterdir() if p.name.endswith(".toml")
+    )
 
 
 def load(source: str, overrides: list[str] | None = None) -> ExperimentConfig:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mappa_core.config import ConfigError, ExperimentConfig
 from mappa_core.store import Manifest, RunDir, adapter, file_digest
-from mappa_core.types import Episode, Outcome, Scored, Verdict
+from mappa_core.types import Episode, Outcome, Scored, Unscored, Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +79,7 @@ class LoadedRun:
         )
 
     def actions(self) -> pd.DataFrame:
-        """A row per action of every step: ids, role, turn, tokens, verdict, reward, advantage, success of its episode."""
+        """A row per action of every step: ids, role, turn, text, verdict, reward, advantage, its episode's success."""
         import pandas as pd
 
         return pd.DataFrame([row for step in self.steps() for row in _actions(self.step(step))])
@@ -117,7 +117,7 @@ def _actions(record: StepRecord) -> list[dict[str, Any]]:
                     "status": action.execution.status if action.execution else None,
                     "value": scored.value if scored else None,
                     "blame": scored.blame if scored else None,
-                    "cause": None if scored or verdict is None else verdict.cause,
+                    "cause": verdict.cause if isinstance(verdict, Unscored) else None,
                     "reward": scored.reward if scored else None,
                     "advantage": credit.advantage if credit else None,
                     "success": record.outcomes[episode.id].success,

@@ -78,15 +78,15 @@ def write_atomic(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # a temporary file is born private
-        os.replace(name, path)
+        Path(name).chmod(0o644)  # a temporary file is born private
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
 
 
 def code_digest(*modules: str) -> str:
-    """Digest of the source of these modules, which are not imported: a stage's key changes when the code it uses does."""
+    """Digest of the source of these modules, none of which is imported: a stage's key changes when its code does."""
     return digest([file_digest(_source(module)) for module in modules])
 
 

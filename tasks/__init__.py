@@ -1,1 +1,1 @@
-"""Prefect tasks: a thin wrapper per stage. What a stage does is in mappa_core; here it is joined, keyed and recorded."""
+"""Prefect tasks: a thin wrapper per stage. What it does is in mappa_core; here it is joined, keyed and recorded."""

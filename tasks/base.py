@@ -1,7 +1,7 @@
 """Base: the weights every role starts from, and is held near to. The lab's is made here once and kept by its digest.
 
-A lab base is believed only if it passes its gate: weak enough that there is something to learn, and able to copy digits,
-so that what is learned is about blame, not about format.
+A lab base is believed only if it passes its gate: weak enough that there is something to learn, and able to copy
+digits, so that what is learned is about blame, not about format.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ def _compute(run: Run, _: int) -> Made:
     directory = run.store.scratch("base") / "base"
     lab_vocab.build(directory, run.team)
     chat, tokenizer = Chat(directory), Tokenizer.from_file(str(directory / "tokenizer.json"))
-    pad = tokenizer.token_to_id(lab_vocab.PAD)
     demos = lab_demos.demonstrations(model.warm_seed, DEMONSTRATIONS, model.weakness, run.team)
     rows = [_row(chat, tokenizer, turns) for _, turns in demos]
     size, eos = tokenizer.get_vocab_size(), chat.eos_ids[0]
-    shape = warmstart.Shape(vocabulary=size, eos=eos, pad=pad, hidden=model.hidden, layers=model.layers)
+    shape = warmstart.Shape(
+        vocabulary=size, eos=eos, pad=_id(tokenizer, lab_vocab.PAD), hidden=model.hidden, layers=model.layers
+    )
     recipe = warmstart.Recipe(steps=model.warm_steps, seed=model.warm_seed)
 
     def progress(done: int, total: int, loss: float) -> None:
@@ -65,7 +66,7 @@ def _compute(run: Run, _: int) -> Made:
 
     warmstart.train(rows, shape, recipe, directory, progress)
     right = lab_demos.references(model.warm_seed, REFERENCES, run.team)
-    digits = frozenset(tokenizer.token_to_id(figure) for figure in "0123456789")
+    digits = frozenset(_id(tokenizer, figure) for figure in "0123456789")
     ceiling = warmstart.copied(directory, [_row(chat, tokenizer, turns) for _, turns in right], digits)
     return Made([run.store.adopt("base", directory)], {"ceiling": ceiling})
 
@@ -107,6 +108,12 @@ def gate(run: Run, policies: tuple[Policy, ...]) -> Manifest | None:
     if not isinstance(run.config.model, LabModel):
         return None
     return _gate(run, 0, policies, run.dir.manifest(0, "base").facts["ceiling"])
+
+
+def _id(tokenizer: Tokenizer, symbol: str) -> int:
+    found = tokenizer.token_to_id(symbol)
+    assert found is not None, symbol
+    return found
 
 
 def _row(chat: Chat, tokenizer: Tokenizer, turns: lab_demos.Turns) -> TokenRow:

@@ -14,7 +14,7 @@ from tasks.score import Scoring
 from tasks.stage import Made, stage
 
 
-def _key(run: Run, step: int, policies: tuple[Policy, ...], _: Scoring) -> str:
+def _key(run: Run, step: int, policies: tuple[Policy, ...], scoring: Scoring) -> str:
     config = run.config
     return digest(["collect", config.seed, step, run.train.digest, what(config.collect), play.key(run, policies)])
 

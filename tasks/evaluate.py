@@ -1,4 +1,4 @@
-"""Evaluate: the team plays held-out problems, several samples each; success with an interval, and what each role did."""
+"""Evaluate: the team plays held-out problems, several samples each; success with an interval, and each role's part."""
 
 from __future__ import annotations
 

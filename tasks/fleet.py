@@ -32,7 +32,7 @@ class Engines:
         def progress(what: str) -> None:
             run.listener("start", 0, {"waiting": what})
 
-        return cls(run, fleet.start(Path(run.base[0].path), config.engine, trainer, progress))
+        return cls(run, fleet.start(Path(run.base[0].path), config.engine, trainer, progress, run.dir.path / "logs"))
 
     def __init__(self, run: Run, started: Fleet[Trainer]) -> None:
         self._run = run
@@ -86,7 +86,7 @@ class Engines:
 
 
 def _probe_tokens(base: Path) -> tuple[int, ...]:
-    """Fixed tokens of the model's vocabulary: what they say does not matter, only that weights change their logprobs."""
+    """Fixed tokens of the vocabulary: what they say does not matter, only that weights change their logprobs."""
     size = json.loads((base / "config.json").read_text())["vocab_size"]
     rng = random.Random("probe")
     return tuple(rng.randrange(size) for _ in range(PROBE_TOKENS))

@@ -29,7 +29,7 @@ def graded(episodes: Sequence[Episode], keys: Mapping[str, Key]) -> list[Outcome
 
 
 def rates(episodes: Sequence[Episode], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Facts over episodes: success, each by-role fact where it applies, tool use, turns, tokens and truncation by role."""
+    """Means: success, each by-role fact where it applies, and by role tool use, turns, tokens and truncation."""
     by_name: defaultdict[str, list[float]] = defaultdict(list)
     for one in outcomes:
         by_name["success"].append(one.success)

@@ -9,8 +9,31 @@ from mappa_core.store import Manifest
 from mappa_core.types import Team
 
 COLLECT = ("tokens", "engine_seconds", "truncated")
-ROLE_RATES = ("tokens", "truncated", "turns", "tool_use", "plan_right", "runs", "agrees", "faithful", "boxed", "used_tool", "ran")
-UPDATE = ("loss", "grad_norm", "clip_fraction", "capped", "kl", "lr", "tokens", "kl_reference", "reward_mean", "seconds")
+ROLE_RATES = (
+    "tokens",
+    "truncated",
+    "turns",
+    "tool_use",
+    "plan_right",
+    "runs",
+    "agrees",
+    "faithful",
+    "boxed",
+    "used_tool",
+    "ran",
+)
+UPDATE = (
+    "loss",
+    "grad_norm",
+    "clip_fraction",
+    "capped",
+    "kl",
+    "lr",
+    "tokens",
+    "kl_reference",
+    "reward_mean",
+    "seconds",
+)
 MISMATCH = ("mean_abs", "k3")
 COUNTS = ("collected", "trained", "unscored", "masked", "skipped")
 

@@ -65,17 +65,18 @@ def check_unscored(verdicts: list[Verdict], coach: Coach) -> None:
     if len(causes) > coach.unscored_limit * len(verdicts):
         most = max(set(causes), key=causes.count)
         raise ScoreError(
-            f"{len(causes)} of {len(verdicts)} actions are unscored, over coach.unscored_limit = {coach.unscored_limit}; "
+            f"{len(causes)} of {len(verdicts)} actions are unscored; coach.unscored_limit is {coach.unscored_limit}; "
             f"most often: {most}"
         )
 
 
-def _key(run: Run, step: int, episodes: Manifest, _: Scoring) -> str:
+def _key(run: Run, step: int, episodes: Manifest, scoring: Scoring) -> str:
     config = run.config
     seen = run.train.digest if config.coach.sees_answer else ""
     rubric = RubricCoach(config.coach.sees_answer).digest()
     code = code_digest("mappa_core.coach.shuffle", "tasks.score")
-    return digest(["score", config.seed, step, episodes[EPISODES].digest, seen, what(config.coach), rubric, code])
+    settings = [config.seed, step, what(config.coach)]
+    return digest(["score", settings, episodes[EPISODES].digest, seen, rubric, code])
 
 
 def _compute(run: Run, step: int, episodes: Manifest, scoring: Scoring) -> Made:

@@ -33,9 +33,11 @@ class History(NamedTuple):
 def history(run: Run) -> History:
     """What the run directory holds of steps that are complete, and of evaluations."""
     steps = [s for s in run.dir.steps() if run.dir.has(s, "update")]
-    parts = [[run.dir.manifest(s, stage) for s in steps] for stage in ("collect", "score", "grade", "update")]
+    collect, score, grade, update = (
+        [run.dir.manifest(s, stage) for s in steps] for stage in ("collect", "score", "grade", "update")
+    )
     evaluated = [(s, run.dir.manifest(s, "evaluate")) for s in run.dir.steps() if run.dir.has(s, "evaluate")]
-    return History(*parts, evaluated)
+    return History(collect, score, grade, update, evaluated)
 
 
 def summary(run: Run, policies: Sequence[Policy], mlflow_run_id: str) -> dict[str, Any]:
@@ -87,7 +89,9 @@ def plots(run: Run) -> dict[str, Figure]:
     steps = [step for step, _ in past.evaluate]
     intervals = [m.facts["success"] for _, m in past.evaluate]
     axes.plot(steps, [i["value"] for i in intervals], marker="o", color="tab:green", label="held out")
-    axes.fill_between(steps, [i["low"] for i in intervals], [i["high"] for i in intervals], alpha=0.2, color="tab:green")
+    axes.fill_between(
+        steps, [i["low"] for i in intervals], [i["high"] for i in intervals], alpha=0.2, color="tab:green"
+    )
     collected = [m.facts["rates"]["success"] for m in past.grade]
     axes.plot(range(len(collected)), collected, color="grey", linewidth=0.8, label="while training")
     axes.set_ylim(0, 1)
@@ -119,7 +123,8 @@ def _role(role: str, first: Manifest, last: Manifest) -> dict[str, Any]:
     """Each rate of `role`, before and after."""
     names = [n for n in first.facts["rates"] if n.startswith(f"{role}/")]
     return {
-        n.removeprefix(f"{role}/"): {"before": first.facts["rates"][n], "after": last.facts["rates"].get(n)} for n in names
+        n.removeprefix(f"{role}/"): {"before": first.facts["rates"][n], "after": last.facts["rates"].get(n)}
+        for n in names
     }
 
 

@@ -1,6 +1,6 @@
 """Track: the only place that calls MLflow. Parameters, metrics, the resolved config, checkpoint pointers and plots.
 
-Without MLFLOW_TRACKING_URI everything goes to `mlruns/` in the project's folder: an SQLite database, artifacts beside it.
+Without MLFLOW_TRACKING_URI it all goes to `mlruns/` in the project's folder: an SQLite database, artifacts beside it.
 A step is logged once per run directory, however often it is resumed.
 """
 
@@ -128,7 +128,11 @@ def flat(config: ExperimentConfig) -> dict[str, str]:
 
 @task(name="track", task_run_name="track {step}", cache_policy=NO_CACHE, retries=3, retry_delay_seconds=[1, 5, 20])
 def track(
-    tracker: Tracker, step: int, steps: Mapping[str, float], policies: tuple[Policy, ...], evaluation: Mapping[str, float]
+    tracker: Tracker,
+    step: int,
+    steps: Mapping[str, float],
+    policies: tuple[Policy, ...],
+    evaluation: Mapping[str, float],
 ) -> None:
     """Logs a step that was made (`steps`), an evaluation of the policies after it, or both."""
     if steps:

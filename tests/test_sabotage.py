@@ -37,8 +37,8 @@ SABOTAGES = (
         "1: a later turn's context is tokenised again",
         CHAT,
         "        return (*context, *(tail[self._closing :] if ended else tail))",
-        "        return (*self._tokenizer.encode(self._tokenizer.decode(list(context), skip_special_tokens=False)).ids, "
-        "*(tail[self._closing :] if ended else tail))",
+        "        text = self._tokenizer.decode(list(context), skip_special_tokens=False)\n"
+        "        return (*self._tokenizer.encode(text).ids, *(tail[self._closing :] if ended else tail))",
         "tests/test_chat.py::test_follow_keeps_every_token_that_was_sampled",
     ),
     Sabotage(
@@ -58,7 +58,8 @@ SABOTAGES = (
     Sabotage(
         "1: a later turn forgets the first",
         ROLLOUT,
-        "    return speaker.follow(last.prompt_tokens + last.output_tokens, fill(role.follow_up, partial(_tool, [last])))",
+        "    return speaker.follow(last.prompt_tokens + last.output_tokens, fill(role.follow_up, partial(_tool, [last])"
+        "))",
         "    return speaker.open(fill(role.follow_up, partial(_tool, [last])))",
         "tests/test_rollout.py::test_a_later_turn_continues_the_sampled_tokens",
     ),

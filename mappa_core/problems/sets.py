@@ -77,7 +77,9 @@ def check_disjoint(train: ProblemSet, heldout: ProblemSet) -> None:
     shared = [p.id for p in heldout.problems if p.id in ids or _plain(p.prompt) in statements]
     if shared:
         some = ", ".join(shared[:5])
-        raise ConfigError(f"{heldout.name} and {train.name} share {len(shared)} problems ({some}): take them out of one")
+        raise ConfigError(
+            f"{heldout.name} and {train.name} share {len(shared)} problems ({some}): take them out of one"
+        )
 
 
 def _plain(prompt: str) -> str:

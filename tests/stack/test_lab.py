@@ -111,7 +111,16 @@ def test_show_prints_an_episode_action_by_action(small_run: Path, mappa: Mappa) 
     episode = load_run(small_run).step(1).episodes[0]
     done = mappa("show", "runs/small", "--step", "1", "--episode", episode.id)
     assert done.returncode == 0
-    for word in ("solver, turn 0", "coder, turn 0", "verifier, turn 0", "tool:", "coach:", "reward", "advantage", "outcome:"):
+    for word in (
+        "solver, turn 0",
+        "coder, turn 0",
+        "verifier, turn 0",
+        "tool:",
+        "coach:",
+        "reward",
+        "advantage",
+        "outcome:",
+    ):
         assert word in done.stdout
     assert mappa("show", "runs/small").returncode == 0
     assert episode.id in mappa("show", "runs/small", "--step", "1").stdout

@@ -1,4 +1,4 @@
-"""A Prefect server, a worker, the shipped deployment: triggered, it finishes. All on 127.0.0.1, on ports of their own."""
+"""A Prefect server, a worker, the shipped deployment: triggered, it finishes. All on 127.0.0.1."""
 
 from __future__ import annotations
 
