@@ -13,6 +13,7 @@ setup:
 	@bash requirements/install.sh $(LOCK)
 
 demo: setup  ## set-up and the main job: a team of three agents learns, then where to look
+	@$(BIN)/mappa data build
 	@$(BIN)/mappa run lab
 
 test: setup  ## set-up and the whole test suite, but for what needs minutes, a GPU or a Docker engine

@@ -1,6 +1,6 @@
-"""Does the lab learn, and from blame? Three warm-start seeds, each with the coach's scores, with the same shuffled among
-a role's actions of a step, and label-free. With the coach success must rise by 40 points and plans by 20, when shuffled
-success must rise by less than 10.
+"""Does the lab learn, and from blame? Three warm-start seeds, each with the coach's scores, with the same ones shuffled
+among a role's actions of a step, and label-free. With the coach success must rise by 40 points and plans by 20; when
+shuffled success must rise by less than 10.
 
 `python bench/learning.py [OUT]`: prints a table, leaves the run directories in OUT (default runs/learning); about
 15 minutes. Success is measured on held-out problems by sampling, before and after; the interval is over problems.
