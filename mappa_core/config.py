@@ -11,7 +11,7 @@ import json
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -33,6 +33,9 @@ class Part(BaseModel):
 
 class LabModel(Part):
     """A tiny Llama, warm-started here on deliberately imperfect demonstrations."""
+
+    MAX_LEN: ClassVar[int] = 512
+    """Longest sequence, in tokens."""
 
     type: Literal["lab"] = "lab"
     hidden: int = Field(default=96, ge=32, le=512, multiple_of=32)

@@ -6,6 +6,7 @@ Refuses to wait for ever, and to let Ray's own exceptions out.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ _QUIET = {
 }
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
 class EngineError(UserError, RuntimeError):
     """The engine can't go on; the message is one line: what was waited for, what happened, where to look."""
 
@@ -35,13 +39,6 @@ def actor_env(threads: int, more: Mapping[str, str] | None = None) -> Mapping[st
     """The environment of an engine actor: it must be set before its first import, so Ray's runtime_env carries it."""
     root = str(Path(mappa_core.__file__).parent.parent)
     return {**_QUIET, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": root, **(more or {})}
-
-
-def logs() -> str:
-    """Where the logs of this process's Ray session are, for messages."""
-    # Ray has no public name for it.
-    node = ray._private.worker._global_node  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
-    return node.get_logs_dir_path() if node else "the Ray session's logs directory"
 
 
 def wait(refs: Any, timeout_s: float, what: str) -> Any:
@@ -62,12 +59,14 @@ async def wait_async(ref: Any, timeout_s: float, what: str) -> Any:
 
 def _told(error: Exception, timeout_s: float, what: str) -> EngineError:
     if isinstance(error, TimeoutError):  # Ray's GetTimeoutError is one too
-        return EngineError(f"{what}: no answer in {timeout_s:.0f} s; raise engine.*_timeout_s or look in {logs()}")
+        return EngineError(
+            f"{what}: no answer in {timeout_s:.0f} s; raise engine.*_timeout_s or look in the run's logs/"
+        )
     if isinstance(error, exceptions.OutOfMemoryError):
         return EngineError(f"{what}: ended for lack of memory; lower engine.kv_cache_gib or engine.pack_tokens")
     if isinstance(error, exceptions.RayTaskError):
         return EngineError(f"{what}: {_last_line(error)}")
-    return EngineError(f"{what}: its process died ({_first_line(error)}); look in {logs()}")
+    return EngineError(f"{what}: its process died ({_died(error)}); look in the run's logs/")
 
 
 def _last_line(error: exceptions.RayTaskError) -> str:
@@ -76,5 +75,9 @@ def _last_line(error: exceptions.RayTaskError) -> str:
     return f"{type(cause).__name__}: {cause}".replace("\n", " ")[:2000]
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _died(error: Exception) -> str:
+    """What Ray says of a dead actor, in a line: the last one, its cause, where it died while it started."""
+    lines = [line for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1 if "creation task" in lines[0] else 0].strip()

@@ -208,7 +208,7 @@ def _lab_shape(config: ExperimentConfig) -> Shape:
     assert isinstance(config.model, LabModel)
     hidden, layers = config.model.hidden, config.model.layers
     parameters = layers * 13 * hidden * hidden + 200 * hidden
-    return Shape(parameters, hidden, layers, hidden // 32, 32, 200, None)
+    return Shape(parameters, hidden, layers, hidden // 32, 32, 200, LabModel.MAX_LEN)
 
 
 def _read(base: Path) -> Shape:

@@ -17,6 +17,8 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from mappa_core.config import LabModel
+
 PROMPT_WEIGHT = 0.1
 """Of a prompt's tokens in the loss, beside 1 for a response's: reading the prompt is learned faster with a little."""
 
@@ -38,7 +40,7 @@ class Shape:
     pad: int
     hidden: int = 96
     layers: int = 2
-    max_len: int = 512
+    max_len: int = LabModel.MAX_LEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from mappa_core.config import LabModel
 from mappa_core.problems import lab, lab_demos
 from mappa_core.types import Team
 
@@ -29,7 +30,6 @@ TEMPLATE = (
     "{{ m['content'] }}" + END + "{% endfor %}"
     "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
-MAX_LEN = 512
 
 
 def build(directory: Path, team: Team) -> None:
@@ -38,7 +38,7 @@ def build(directory: Path, team: Team) -> None:
     tokenizer(words(texts(team))).save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": MAX_LEN,
+        "model_max_length": LabModel.MAX_LEN,
         "clean_up_tokenization_spaces": False,
         "pad_token": PAD,
         "eos_token": END,
