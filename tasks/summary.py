@@ -88,12 +88,24 @@ def plots(run: Run) -> dict[str, Figure]:
     success, axes = _figure("team success on held-out problems", "training step")
     steps = [step for step, _ in past.evaluate]
     intervals = [m.facts["success"] for _, m in past.evaluate]
-    axes.plot(steps, [i["value"] for i in intervals], marker="o", color="tab:green", label="held out")
+    axes.plot(
+        steps,
+        [i["value"] for i in intervals],
+        marker="o",
+        color="tab:green",
+        label=f"held out, T = {run.config.evaluate.temperature:g}",
+    )
     axes.fill_between(
         steps, [i["low"] for i in intervals], [i["high"] for i in intervals], alpha=0.2, color="tab:green"
     )
     collected = [m.facts["rates"]["success"] for m in past.grade]
-    axes.plot(range(len(collected)), collected, color="grey", linewidth=0.8, label="while training")
+    axes.plot(
+        range(len(collected)),
+        collected,
+        color="grey",
+        linewidth=0.8,
+        label=f"while training, T = {run.config.collect.temperature:g}",
+    )
     axes.set_ylim(0, 1)
     axes.legend()
     scores, axes = _figure("mean score of the coach", "training step")
