@@ -132,11 +132,17 @@ class Engine(Part):
     max_len: int = Field(default=384, ge=16, description="Longest prompt plus output, in tokens.")
     gradient_checkpointing: bool = how(False)
     ranks: int = Field(default=2, ge=1, description="ZeRO-3 data-parallel ranks.")
-    pack_tokens: int = Field(default=1024, ge=16, description="Tokens of one packed micro-batch.")
+    pack_tokens: int = Field(default=4096, ge=16, description="Tokens of one packed micro-batch.")
     kv_cache_gib: float = how(0.25, gt=0)
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="cuda: written, not yet run.")
     start_timeout_s: float = how(300.0, gt=0)
     call_timeout_s: float = how(600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Engine:
+        if self.pack_tokens < self.max_len:
+            raise ValueError("engine.pack_tokens must hold a row of engine.max_len tokens: raise it")
+        return self
 
 
 class Sandbox(Part):
@@ -226,6 +232,8 @@ def parse(data: dict[str, Any], source: str) -> ExperimentConfig:
         where = ".".join(str(p) for p in first["loc"]) or "config"
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"{source}: unknown key {where}; `mappa run --help` shows the keys") from error
+        if first["type"] == "value_error":
+            raise ConfigError(f"{source}: {first['msg'].removeprefix('Value error, ')}") from error
         if first["type"] == "missing":
             raise ConfigError(f"{source}: {where} is missing") from error
         raise ConfigError(f"{source}: {where} = {first['input']!r}: {first['msg']}") from error

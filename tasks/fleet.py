@@ -27,7 +27,7 @@ class Engines:
 
         def trainer(cpus: float, threads: int) -> Trainer:
             updates = config.steps * config.learn.updates
-            return Trainer.start(run.base, run.base, config.learn, config.engine, updates)
+            return Trainer.start(run.base, run.base, config.learn, config.engine, updates, cpus, threads)
 
         def progress(what: str) -> None:
             run.listener("start", 0, {"waiting": what})

@@ -73,7 +73,8 @@ def _update(run: Run, step: int, selection: Selection) -> tuple[dict[str, Any], 
             f"(learn.mismatch_limit = {learn.mismatch_limit}): do both hold the same weights and dtype?"
         )
     batch = advantages.batch(selection.samples, old, reference, learn.beta)
-    stats = trainer.update(role, batch.rows, first_update=step * learn.updates, seed=run.config.seed)
+    shuffle = int(digest(["update", run.config.seed, step, role])[:12], 16)
+    stats = trainer.update(role, batch.rows, first_update=step * learn.updates, seed=shuffle)
     facts |= {"mismatch": gap._asdict(), "kl_reference": batch.kl, "reward_mean": _reward(selection)}
     facts |= {k: v for k, v in asdict(stats).items() if k != "role"}
     credits = [Credit(row.sample.action, row.sample.reward, fmean(row.advantages)) for row in batch.rows]

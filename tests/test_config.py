@@ -27,6 +27,7 @@ def test_overrides_are_toml_values_or_text() -> None:
         (["collect.top_k=5"], "bend the importance ratio"),
         (["collect.temperature=0.7"], "bends the importance ratio"),
         (["model.type=gpt"], "model"),
+        (["engine.pack_tokens=64"], "must hold a row"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_names_it(overrides: list[str], said: str) -> None:
