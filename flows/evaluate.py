@@ -37,7 +37,8 @@ def evaluate_run(directory: str, on: str, samples: int) -> dict[str, Any]:
         run = Run(config, source.path / "evaluations" / on.replace("/", "-"), root, tell)
         try:
             base(run)
-            return evaluate(run, trained.steps, _policies(source, run)).facts
+            run.base = _policies(source, run)  # what the engines hold: these weights, and nothing is trained
+            return evaluate(run, trained.steps, run.base).facts
         finally:
             run.close()
 

@@ -156,6 +156,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert sorted(p.name for p in small_run.parent.iterdir()) == before, "nothing half-written"
 
 
+def test_a_finished_run_is_evaluated_on_another_set(small_run: Path, mappa: Mappa) -> None:
+    done = mappa("evaluate", "runs/small", "--on", "lab/report", "--samples", "1", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["success"]["n"] == 400
+    assert small_run.is_dir()
+
+
 def test_grade_math_as_json(mappa: Mappa) -> None:
     done = mappa("grade", "math", "--answer", "\\boxed{\\frac{1}{2}}", "--reference", "0.5", "--json")
     assert json.loads(done.stdout)["success"] is True
