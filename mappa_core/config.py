@@ -195,6 +195,11 @@ def digest(data: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def seed_from(*parts: str | int) -> int:
+    """A seed of its own for each purpose: 48 bits of the digest of `parts`."""
+    return int(digest(list(parts))[:12], 16)
+
+
 def presets() -> list[str]:
     """Names of the shipped presets."""
     return sorted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from mappa_core.config import digest, what
+from mappa_core.config import digest, seed_from, what
 from mappa_core.graders.statistics import clustered
 from mappa_core.runs import HELDOUT_EPISODES, HELDOUT_OUTCOMES
 from mappa_core.store import code_digest
@@ -31,7 +31,7 @@ def _compute(run: Run, step: int, policies: tuple[Policy, ...]) -> Made:
         problems,
         samples=config.samples,
         temperature=config.temperature,
-        seed=int(digest(["evaluate", run.config.seed])[:12], 16),
+        seed=seed_from("evaluate", run.config.seed),
         step=0,
     )
     outcomes = graded(episodes, run.heldout.keys)

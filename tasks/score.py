@@ -8,7 +8,7 @@ from statistics import fmean
 
 from mappa_core.coach.rubric import RubricCoach
 from mappa_core.coach.shuffle import shuffled
-from mappa_core.config import Coach, digest, what
+from mappa_core.config import Coach, digest, seed_from, what
 from mappa_core.errors import UserError
 from mappa_core.runs import EPISODES, VERDICTS
 from mappa_core.store import Manifest, code_digest
@@ -82,7 +82,7 @@ def _key(run: Run, step: int, episodes: Manifest, scoring: Scoring) -> str:
 def _compute(run: Run, step: int, episodes: Manifest, scoring: Scoring) -> Made:
     verdicts = scoring.verdicts(run.store.rows(episodes[EPISODES], Episode))
     if run.config.coach.ablation == "shuffled":
-        verdicts = shuffled(verdicts, seed=hash_seed(run.config.seed, step))
+        verdicts = shuffled(verdicts, seed=seed_from("shuffled", run.config.seed, step))
     check_unscored(verdicts, run.config.coach)
     facts = {
         "scored": sum(isinstance(v, Scored) for v in verdicts),
@@ -91,11 +91,6 @@ def _compute(run: Run, step: int, episodes: Manifest, scoring: Scoring) -> Made:
         "by_role": {role.name: _mean(verdicts, role.name) for role in run.team.roles},
     }
     return Made([run.store.put_rows(VERDICTS, Verdict, verdicts)], facts)
-
-
-def hash_seed(seed: int, step: int) -> int:
-    """A seed of its own for each step of each run."""
-    return int(digest(["shuffled", seed, step])[:12], 16)
 
 
 def _mean(verdicts: list[Verdict], role: str) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from mappa_core.config import digest, what
+from mappa_core.config import digest, seed_from, what
 from mappa_core.engine import weights
 from mappa_core.engine.calls import EngineError
 from mappa_core.learn import advantages
@@ -73,7 +73,7 @@ def _update(run: Run, step: int, selection: Selection) -> tuple[dict[str, Any], 
             f"(learn.mismatch_limit = {learn.mismatch_limit}): do both hold the same weights and dtype?"
         )
     batch = advantages.batch(selection.samples, old, reference, learn.beta)
-    shuffle = int(digest(["update", run.config.seed, step, role])[:12], 16)
+    shuffle = seed_from("update", run.config.seed, step, role)
     stats = trainer.update(role, batch.rows, first_update=step * learn.updates, seed=shuffle)
     facts |= {"mismatch": gap._asdict(), "kl_reference": batch.kl, "reward_mean": _reward(selection)}
     facts |= {k: v for k, v in asdict(stats).items() if k != "role"}
