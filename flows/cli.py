@@ -147,7 +147,7 @@ def _interval(success: dict[str, float]) -> str:
 
 def _show(args: argparse.Namespace) -> int:
     from flows import view
-    from mappa_core.runs import load_run
+    from mappa_core import load_run
 
     run = load_run(args.directory)
     if args.step is None:

@@ -8,13 +8,12 @@ hide a failed call: its error ends the play.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from mappa_core.config import seed_from
 from mappa_core.teams.language import NOTHING, fill, python_code, tool_answer
 from mappa_core.types import Action, Episode, Execution, Generation, Problem, Request, Role, Team
 
@@ -37,12 +36,6 @@ GenerateBatch = Callable[[str, list[Request]], Awaitable[list[Generation]]]
 """(role, requests) -> generations, in the order of the requests."""
 RunEpisodeCode = Callable[[str, str], Awaitable[Execution]]
 """(episode, code): the programs of an episode share a workspace."""
-
-
-def seed_of(seed: int, step: int, problem: str, sample: int, role: str, turn: int) -> int:
-    """The seed of one action, 0 <= seed < 2**63: a hash of its place in the run, so that no state has to be kept."""
-    place = json.dumps([seed, step, problem, sample, role, turn]).encode()
-    return int.from_bytes(hashlib.blake2b(place, digest_size=8).digest()) >> 1
 
 
 def episode_id(problem: Problem, sample: int) -> str:
@@ -159,7 +152,7 @@ async def play_all(
 
     async def one(seat: int, problem: Problem, sample: int) -> Episode:
         ask, run_own = partial(waves.ask, seat), partial(run, episode_id(problem, sample))
-        seeds = partial(seed_of, seed, step, problem.id, sample)
+        seeds = partial(seed_from, seed, step, problem.id, sample)
         episode = await play(problem, sample, team, speakers, ask, run_own, max_len, seeds)
         if on_episode is not None:
             on_episode(episode)

@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from mappa_core import teams
-from mappa_core.rollout import GenerateBatch, RunEpisodeCode, play, play_all, seed_of
+from mappa_core.config import seed_from
+from mappa_core.rollout import GenerateBatch, RunEpisodeCode, play, play_all
 from mappa_core.types import Episode, Execution, Generation, Problem, Request, Role, Team
 
 PROBLEM = Problem("p1", "lab", "What is 1 + 2?")
@@ -62,7 +63,7 @@ class Runner:
 
 def acted(sampler: Sampler, runner: Runner, team: Team = MATHCHAT, max_len: int = 100_000) -> Episode:
     speakers = {role.name: Letters() for role in team.roles}
-    seeds = partial(seed_of, 0, 1, PROBLEM.id, 0)
+    seeds = partial(seed_from, 0, 1, PROBLEM.id, 0)
     return asyncio.run(play(PROBLEM, 0, team, speakers, sampler, runner, max_len, seeds))
 
 
@@ -208,9 +209,9 @@ def test_seeds_depend_on_their_place_and_on_nothing_else() -> None:
     place = (0, 1, "p1", 0, "solver", 0)
     others = [(1, 1, "p1", 0, "solver", 0), (0, 2, "p1", 0, "solver", 0), (0, 1, "p2", 0, "solver", 0),
               (0, 1, "p1", 1, "solver", 0), (0, 1, "p1", 0, "coder", 0), (0, 1, "p1", 0, "solver", 1)]  # fmt: skip
-    assert seed_of(*place) == seed_of(*place) == 8490712255630919098
-    assert len({seed_of(*p) for p in (place, *others)}) == 7
-    assert all(0 <= seed_of(*p) < 2**63 for p in others)
+    assert seed_from(*place) == seed_from(*place) == 166011207514788
+    assert len({seed_from(*p) for p in (place, *others)}) == 7
+    assert all(0 <= seed_from(*p) < 2**48 for p in others)
 
 
 # lockstep

@@ -55,7 +55,7 @@ class Recipe:
     """With the usual 0.999 and no warm-up copying a number is learned three times slower."""
     batch: int = 48
     """Rows a step, of all roles: batches of one role each are learned from far slower."""
-    threads: int = 1
+    threads: int = 2
     """Part of the result: sums are split over them."""
 
 

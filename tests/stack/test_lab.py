@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mappa_core import load_run
 from mappa_core.engine import weights
-from mappa_core.runs import load_run
 from mappa_core.types import Scored
 from tasks import metrics
 
