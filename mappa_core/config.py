@@ -152,6 +152,7 @@ class Sandbox(Part):
     disk_mb: int = Field(default=64, ge=1)
     processes: int = Field(default=32, ge=1)
     output_chars: int = Field(default=2000, ge=200, description="Kept of each output stream, head and tail together.")
+    preload: tuple[str, ...] = Field(default=(), description="Modules imported before programs run, e.g. pandas.")
     workers: int = how(2, ge=1)
 
 

@@ -22,7 +22,7 @@ CODE = (
     "mappa_core.chat",
     "mappa_core.engine.sampler",
     "mappa_core.teams.language",
-    *(f"mappa_core.sandbox.{m}" for m in ("excerpt", "inside", "launch", "local", "seccomp", "workspace")),
+    *(f"mappa_core.sandbox.{m}" for m in ("excerpt", "inside", "launch", "local", "member", "seccomp", "workspace")),
     "tasks.play",
 )
 
@@ -49,14 +49,14 @@ def play(
     sampler, config = run.engines.sampler, run.config
     run.engines.serve(policies)
     workspaces = run.store.scratch("workspaces")
-    limits = Limits(**config.sandbox.model_dump(exclude={"workers"}))
+    limits = Limits(**config.sandbox.model_dump(exclude={"workers", "preload"}))
 
     async def generate(role: str, requests: list[Request]) -> list[Generation]:
         eos = run.speakers[role].eos_ids
         return await sampler.generate(role, requests, config.collect.max_new_tokens, temperature, eos)
 
     async def execute(episode: str, code: str) -> Execution:
-        return await asyncio.to_thread(run_code, code, _workspace(workspaces, episode), limits)
+        return await asyncio.to_thread(run_code, code, _workspace(workspaces, episode), limits, config.sandbox.preload)
 
     try:
         return asyncio.run(

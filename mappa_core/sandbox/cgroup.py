@@ -51,6 +51,11 @@ class Group:
         for directory in {self.memory, self.pids}:
             (directory / "cgroup.procs").write_text(str(pid))
 
+    def used_mb(self) -> int:
+        """Memory in use, in MiB, rounded up."""
+        name = "memory.current" if self.memory == self.pids else "memory.usage_in_bytes"
+        return -(-int((self.memory / name).read_text()) >> 20)
+
     def hits(self) -> Hits:
         """Counters for `Hits`; compare two readings."""
         name = "memory.events" if self.memory == self.pids else "memory.oom_control"

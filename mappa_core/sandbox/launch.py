@@ -60,9 +60,8 @@ def privileged() -> bool:
     return os.geteuid() == 0 and every_user and all(effective >> bit & 1 for bit in _CAPABILITIES.values())
 
 
-def command(disk_mb: int, own_user: bool, program: int, filter_fd: int, info: int, inside: list[str]) -> list[str]:
-    """The command line: `program`, `filter_fd` and `info` are descriptors, `inside` what the first lines are told."""
-    size = str(disk_mb * _MIB)
+def command(own_user: bool, info: int, inside: list[str]) -> list[str]:
+    """The command line: `info` is a descriptor, `inside` what the first lines are told."""
     return [
         bubblewrap(),
         *("--die-with-parent", "--new-session"),
@@ -70,22 +69,23 @@ def command(disk_mb: int, own_user: bool, program: int, filter_fd: int, info: in
         # Root drops to the slot's user inside, because the interpreter may lie below a home that only root can enter,
         # and keeps its capabilities until then: an exec that narrows them brings address randomisation back.
         # Bubblewrap's own first process is not used: bubblewrap leaves it to whoever reaps orphans.
-        *(() if own_user else _NOBODY),
-        *("--hostname", "sandbox", "--info-fd", str(info), "--seccomp", str(filter_fd)),
+        *(() if own_user else _ITS_OWN_ROOT),
+        *("--hostname", "sandbox", "--info-fd", str(info)),
         # Parents of mounts are made 0700: the own user could not pass.
         *("--perms", "0755", "--dir", "/opt", "--perms", "0755", "--dir", "/etc"),
         *_interpreter(),
         *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
-        *("--perms", "1777", "--size", size, "--tmpfs", "/tmp"),  # noqa: S108 (the sandbox's own)
-        *("--perms", "0777", "--size", size, "--tmpfs", "/workspace"),
-        *("--perms", "0444", "--file", str(program), "/action.py"),
+        # Each execution mounts its own over these.
+        *("--perms", "0755", "--dir", "/tmp", "--perms", "0755", "--dir", "/workspace"),  # noqa: S108
+        *("--ro-bind", "/dev/null", "/action.py"),
         *("--remount-ro", "/", "--chdir", "/workspace"),
         # -S: the site module reads every .pth file of the environment, which costs more than all the rest.
         *(_python(), "-s", "-S", "-P", "-c", _first_lines(), *inside),
     ]
 
 
-_NOBODY = ("--cap-drop", "ALL", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534")
+_ITS_OWN_ROOT = ("--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL")
+"""Of a user namespace. Another number would put the sandbox into a second one, that may not go back to its first."""
 
 
 def spawn(arguments: list[str], passed: tuple[int, ...]) -> subprocess.Popen[bytes]:
@@ -100,9 +100,8 @@ def spawn(arguments: list[str], passed: tuple[int, ...]) -> subprocess.Popen[byt
         return subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            bufsize=0,
             env=ENVIRONMENT,
             pass_fds=passed,
             process_group=0,

@@ -1,20 +1,16 @@
 """Runs agents' code on this machine, in namespaces made by bubblewrap. Code is hostile: it never runs bare.
 
-A fresh process per execution with its own view of the file system (interpreter, libraries, a sized /workspace and /tmp
-that vanish with it), no network, a cleared environment, a seccomp filter and limits. As root it gets a user of its own
-per slot and a control group; a user without these powers gets the weaker level that `check` names. Where no namespace
-can be made it refuses with SandboxError: there is no unprotected way to run code.
+A fresh process per execution, forked in a warm sandbox, with its own view of the file system (interpreter, libraries, a
+sized /workspace and /tmp that vanish with it), no network, a cleared environment, a filter of system calls and limits.
+As root it gets a user of its own per slot and a control group; a user without these powers gets the weaker level that
+`check` names. Where no namespace can be made it refuses with SandboxError: there is no unprotected way to run code.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -22,15 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from mappa_core.sandbox import launch, seccomp, workspace
+from mappa_core.sandbox import workspace
 from mappa_core.sandbox.excerpt import Excerpt
 from mappa_core.sandbox.launch import SandboxError
+from mappa_core.sandbox.member import Numbers, Session, kill
 from mappa_core.sandbox.slots import Hits, Slot, slot
 from mappa_core.types import Execution, ExecutionStatus
 
 OUTPUT_BYTES_MAX = 16 << 20
 """A program that writes more is killed: status `output`."""
-_START_S, _END_S = 60.0, 10.0
+_END_S = 10.0
 _CAUSES: dict[bytes, ExecutionStatus] = {b"memory": "memory", b"disk": "disk", b"processes": "processes"}
 
 
@@ -67,39 +64,29 @@ class _End(NamedTuple):
     seconds: float
 
 
-class _Started(NamedTuple):
-    """A sandbox that waits for "g"."""
-
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-    workspace: int
-    """Directory descriptor: it outlives the sandbox."""
-    init: int
-    """Process descriptor of the first process in there: when it is dead, all are."""
-
-
-def run_code(code: str, path: Path, limits: Limits) -> Execution:
+def run_code(code: str, path: Path, limits: Limits, preload: tuple[str, ...] = ()) -> Execution:
     """Runs Python source as a fresh program on the files of the workspace `path`, and writes back what it did to them.
 
     Whatever the code does is an Execution: a syntax error, a crash, a limit. SandboxError: the sandbox did not start.
+    `preload`: modules that the sandbox has imported before, which makes programs that want them start at once.
     Blocks; may be called from several threads, each with its own workspace.
     """
     with slot() as mine, ExitStack() as stack:
         host = _open(path)
         stack.callback(os.close, host)
         before = _stock(host, limits, path)
-        sandbox = _start(_encode(code), limits, mine, stack)
-        workspace.copy(host, sandbox.workspace, tuple(f.path for f in before), mine.uid)
+        session = _begin(mine, code, limits, preload, stack)
+        workspace.copy(host, session.workspace, tuple(f.path for f in before), mine.uid)
         out, err = Excerpt(limits.output_chars), Excerpt(limits.output_chars)
         hits = mine.hits()
-        end = _watch(sandbox, out, err, limits.wall_time_s)
+        end = _watch(session, out, err, limits.wall_time_s)
         status = _status(end, mine.hits().since(hits), limits)
         try:
-            after = workspace.files(sandbox.workspace, limits.disk_mb << 20)
+            after = workspace.files(session.workspace, limits.disk_mb << 20)
         except workspace.TooMuchError:
             # Hard links, holes or crowds: nothing of it is taken over.
             status, after = "disk", before
-        workspace.hand_back(sandbox.workspace, host, before, after)
+        workspace.hand_back(session.workspace, host, before, after)
     return Execution(
         status=status,
         exit_code=end.code if end.code >= 0 else None,
@@ -122,7 +109,7 @@ def check() -> Isolation:
         return Isolation("none", f"a trivial program ended as {execution.status}: {execution.stderr.strip()[-200:]}")
     with slot() as mine:
         if mine.uid is None:
-            return Isolation("weak", "not root: code runs as this user, as nobody in a user namespace")
+            return Isolation("weak", "not root: code runs as this user, without powers, in a user namespace")
         if mine.group is None:
             return Isolation("weak", "no control group can be made here: the memory limit is per process")
     return Isolation("full", "own user, namespaces, seccomp filter, control group")
@@ -151,77 +138,27 @@ def _stock(host: int, limits: Limits, path: Path) -> tuple[workspace.File, ...]:
         raise SandboxError(f"workspace {path} holds more than {most}: raise sandbox.disk_mb or hand in less") from error
 
 
-def _start(source: bytes, limits: Limits, mine: Slot, stack: ExitStack) -> _Started:
-    """A sandbox with this program, in its control group, waiting. `stack` ends it, whatever happens."""
-    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stack.callback(control.close)
-    info, info_theirs = os.pipe2(os.O_CLOEXEC)
-    stack.callback(os.close, info)
-    program, filter_fd = _memory_file(source), _memory_file(seccomp.program())
-    numbers = (-1 if mine.uid is None else mine.uid, limits.cpu_time_s, limits.memory_mb, limits.disk_mb)
-    # Without a user of its own the first process counts too.
-    inside = [str(n) for n in (theirs.fileno(), *numbers, limits.processes + (mine.uid is None))]
-    try:
-        arguments = launch.command(limits.disk_mb, mine.uid is not None, program, filter_fd, info_theirs, inside)
-        process = launch.spawn(arguments, (theirs.fileno(), program, filter_fd, info_theirs))
-    finally:
-        theirs.close()
-        for handle in (program, filter_fd, info_theirs):
-            os.close(handle)
-    stack.callback(_bury, process)
-    first = _first_process(info, process)
-    init = os.pidfd_open(first)
-    stack.callback(os.close, init)
-    stack.callback(_kill, init)
-    # Joining a group is 5-10 ms of the kernel's own waiting; meanwhile the sandbox mounts and starts the interpreter.
-    mine.hold(first, limits.memory_mb, limits.processes + 1)
-    directory = _meet(control, process)
-    stack.callback(os.close, directory)
-    return _Started(process, control, directory, init)
+def _begin(mine: Slot, code: str, limits: Limits, preload: tuple[str, ...], stack: ExitStack) -> Session:
+    """A session with this program. `stack` ends it, whatever happens."""
+    # Without a user of its own the limit of processes counts the sandbox's two as well.
+    processes = limits.processes + (2 if mine.uid is None else 0)
+    numbers = Numbers(limits.cpu_time_s, limits.memory_mb, limits.disk_mb, processes)
+    session = mine.session(_encode(code), numbers, preload)
+    stack.callback(session.control.close)
+    for handle in (session.out, session.err, session.workspace, session.init):
+        stack.callback(os.close, handle)
+    stack.callback(kill, session.init)
+    return session
 
 
-def _first_process(info: int, process: subprocess.Popen[bytes]) -> int:
-    """What bubblewrap says of the first process in the sandbox: its id as seen from here."""
-    said = b""
-    while not said.rstrip().endswith(b"}"):
-        more = os.read(info, 4096)
-        if not more:
-            raise _no_start(process)
-        said += more
-    return json.loads(said)["child-pid"]
-
-
-def _meet(control: socket.socket, process: subprocess.Popen[bytes]) -> int:
-    """The workspace's directory, a descriptor that the first lines hand out when they are ready."""
-    control.settimeout(_START_S)
-    try:
-        _, ancillary, _, _ = control.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-    except TimeoutError as error:
-        raise SandboxError(f"the sandbox did not start in {_START_S:.0f} s: is the machine overloaded?") from error
-    for _, kind, data in ancillary:
-        if kind == socket.SCM_RIGHTS:
-            return int.from_bytes(data[:4], sys.byteorder)
-    raise _no_start(process)
-
-
-def _no_start(process: subprocess.Popen[bytes]) -> SandboxError:
-    _, said = process.communicate(timeout=_END_S)
-    last = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"exit code {process.returncode}"
-    return SandboxError(f"the sandbox did not start ({last}): allow user namespaces, or run as root with CAP_SYS_ADMIN")
-
-
-def _watch(sandbox: _Started, out: Excerpt, err: Excerpt, wall_time_s: float) -> _End:
+def _watch(session: Session, out: Excerpt, err: Excerpt, wall_time_s: float) -> _End:
     """Lets the program go and drains its output until the last process is dead, by itself or by a limit."""
-    process = sandbox.process
-    assert process.stdout is not None
-    assert process.stderr is not None
-    streams = {process.stdout.fileno(): out, process.stderr.fileno(): err}
-    outer = os.pidfd_open(process.pid)
-    open_ends = {*streams, outer}
+    streams = {session.out: out, session.err: err}
+    open_ends = {*streams, session.init}
     poll = select.poll()
     for handle in open_ends:
         poll.register(handle, select.POLLIN)
-    sandbox.control.send(b"g")
+    session.control.send(b"g")
     start = time.monotonic()
     deadline, killed = start + wall_time_s, None
     while open_ends:
@@ -235,22 +172,20 @@ def _watch(sandbox: _Started, out: Excerpt, err: Excerpt, wall_time_s: float) ->
         flood = out.bytes + err.bytes > OUTPUT_BYTES_MAX
         if killed is None and (flood or time.monotonic() >= deadline) and open_ends:
             killed = "output" if flood else "wall_time"
-            _kill(sandbox.init)
+            kill(session.init)
             deadline = time.monotonic() + _END_S
         elif killed is not None and time.monotonic() >= deadline:
             raise SandboxError(f"a sandbox did not die within {_END_S:.0f} s of being killed: see this machine's log")
-    os.close(outer)
-    return _end(sandbox, killed, time.monotonic() - start)
+    return _end(session, killed, time.monotonic() - start)
 
 
-def _end(sandbox: _Started, killed: ExecutionStatus | None, seconds: float) -> _End:
-    """What the first process said of the program's end; where it was killed with it, what bubblewrap saw."""
-    code = sandbox.process.wait()
-    sandbox.control.setblocking(False)
+def _end(session: Session, killed: ExecutionStatus | None, seconds: float) -> _End:
+    """What the first process said of the program's end; without a word it was killed, by us or for lack of memory."""
+    session.control.setblocking(False)
     try:
-        ended, cpu_ms, word = sandbox.control.recv(64).split(b" ")
+        ended, cpu_ms, word = session.control.recv(64).split(b" ")
     except (BlockingIOError, ValueError, ConnectionResetError):
-        return _End(128 - code if code > 128 else code, killed, None, 0.0, seconds)
+        return _End(-signal.SIGKILL, killed, None, 0.0, seconds)
     return _End(int(ended), killed, _CAUSES.get(word), int(cpu_ms) / 1000, seconds)
 
 
@@ -270,32 +205,3 @@ def _status(end: _End, hits: Hits, limits: Limits) -> ExecutionStatus:
     if hits.processes:
         return "processes"
     return "signal" if end.code < 0 else "error"
-
-
-def _kill(init: int) -> None:
-    """Kills the first process of a sandbox, and so all of them; returns when they are dead."""
-    try:
-        signal.pidfd_send_signal(init, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    dead = select.poll()
-    dead.register(init, select.POLLIN)
-    dead.poll(_END_S * 1000)
-
-
-def _bury(process: subprocess.Popen[bytes]) -> None:
-    """Waits for bubblewrap, after killing it where it still runs, and closes its pipes."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
-
-
-def _memory_file(data: bytes) -> int:
-    handle = os.memfd_create("program", os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(handle), "wb") as file:
-        file.write(data)
-    os.lseek(handle, 0, os.SEEK_SET)
-    return handle
