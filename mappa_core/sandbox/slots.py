@@ -26,7 +26,7 @@ _IMPORT_MB, _IMPORT_PROCESSES = 2048, 64
 
 
 class Slot:
-    """`uid` None: code runs as the caller's, without powers, in a user namespace. `group` None: no limits on a group."""
+    """`uid` None: code runs as the caller's, powerless, in a user namespace. `group` None: no common limits."""
 
     def __init__(self, number: int, uid: int | None, group: cgroup.Group | None) -> None:
         self.number = number
