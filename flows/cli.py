@@ -8,16 +8,20 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from flows.environment import settle
 from mappa_core.errors import UserError
+
+if TYPE_CHECKING:
+    from mappa_core.config import ExperimentConfig
 
 MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 """Operating system errors that are about the user's disk and rights, not about us."""
 
 EXAMPLES = {
     "run": "mappa run lab\n  mappa run lab --set steps=5 --set seed=1 --dir runs/try\n  mappa run my.toml --dry-run",
+    "resume": "mappa resume runs/try",
     "show": "mappa show runs/try\n  mappa show runs/try --step 3\n  mappa show runs/try --step 3 --episode 'lab-1a#0'",
     "data": "mappa data build",
     "grade": "mappa grade math --answer '\\boxed{1/2}' --reference 0.5 --json",
@@ -39,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return args.command(args)
     except KeyboardInterrupt:
-        print("mappa: interrupted; the same command with --dir continues from what is stored", file=sys.stderr)
+        print("mappa: interrupted; `mappa resume DIR` goes on from what is stored", file=sys.stderr)
         return 130
     except UserError as error:
         print(f"mappa: {' '.join(str(error).split())}", file=sys.stderr)
@@ -70,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="print the resolved config and what it needs, start nothing"
     )
     run.add_argument("--fresh", action="store_true", help="draw a new seed, so that nothing stored is reused")
+
+    resume = _add(commands, "resume", _resume, "go on with a run that was stopped or killed")
+    resume.add_argument("directory", metavar="DIR")
 
     evaluate = _add(commands, "evaluate", _evaluate, "play a held-out set with the policies of a run")
     evaluate.add_argument("directory", metavar="DIR")
@@ -119,12 +126,35 @@ def _run(args: argparse.Namespace) -> int:
 
         print(plan(config, Path.cwd()))
         return 0
+    from flows.train import new_directory
+
+    return _train(config, Path(args.dir) if args.dir else new_directory(config, Path.cwd()))
+
+
+def _train(config: ExperimentConfig, directory: Path) -> int:
     from flows.train import prepared, train
     from flows.view import show_summary
+    from tasks.orphans import mark
 
-    prepared(config, args.dir, lambda *_: None)  # what is wrong is said before a server starts
-    show_summary(Path(train(config, args.dir)))
+    prepared(config, str(directory), lambda *_: None)  # what is wrong is said before a server starts
+    mark(directory)
+    show_summary(Path(train(config, str(directory))))
     return 0
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from flows.view import show_summary
+    from mappa_core.store import RunDir
+
+    directory = RunDir(Path(args.directory))
+    config = directory.config()
+    if (directory.path / "summary.json").is_file():
+        print(f"{directory.path} has ended: there is nothing to resume")
+        show_summary(directory.path)
+        return 0
+    with directory.held():  # refused now, before a server starts; the run takes it again
+        pass
+    return _train(config, directory.path)
 
 
 def _fresh_seed() -> int:

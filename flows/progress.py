@@ -32,6 +32,7 @@ class Telling:
         self._step = 0
         self._computed: list[float] = []
         self._update_reused = False
+        self._paused = ""
         self._step_began = time.monotonic()
         self._console = Console(highlight=False)
         columns = (
@@ -60,6 +61,11 @@ class Telling:
                 self._log(f"{WORDS[stage]} ...")
         elif "waiting" in facts:
             self._bar.update(self._task, note=facts["waiting"])
+        elif "paused" in facts:
+            self._bar.update(self._task, note="paused: the disk is full")
+            if facts["paused"] != self._paused:
+                self._paused = facts["paused"]
+                self._say(f"paused: {self._paused}")
         elif "total" in facts:
             note = f"{facts['done']}/{facts['total']} warm-start steps, loss {facts['loss']:.3f}"
             self._bar.update(self._task, note=note)

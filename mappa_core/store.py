@@ -28,6 +28,8 @@ from mappa_core.config import ConfigError, ExperimentConfig, digest
 from mappa_core.types import Policy
 
 T = TypeVar("T")
+PRUNED = ".pruned"
+"""Suffix of the mark that stands for a payload which was removed on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class Store:
 
     def put_rows(self, name: str, kind: Any, rows: Iterable[Any]) -> Artifact:
         """Stores dataclasses of `kind` as JSON lines."""
-        with tempfile.NamedTemporaryFile(dir=self.root / "tmp", delete=False) as file:
+        prefix = f"rows-{os.getpid()}-"
+        with tempfile.NamedTemporaryFile(dir=self.root / "tmp", prefix=prefix, delete=False) as file:
             for row in rows:
                 file.write(adapter(kind).dump_json(row) + b"\n")
             file.flush()
@@ -129,7 +132,15 @@ class Store:
         else:
             _remove(target)
             source.rename(target)
+        target.with_name(target.name + PRUNED).unlink(missing_ok=True)
         return artifact
+
+    def prune(self, artifact: Artifact) -> None:
+        """Removes a payload that was proven and can be made again; manifests that name it stay believed."""
+        path = self.path(artifact)
+        if path.exists():
+            write_atomic(path.with_name(path.name + PRUNED), "")
+            _remove(path)
 
     def rows(self, artifact: Artifact, kind: Any) -> list[Any]:
         """The dataclasses of a JSON-lines payload; ValueError where its bytes are not what its digest says."""
@@ -139,8 +150,15 @@ class Store:
         return [adapter(kind).validate_json(line) for line in path.read_bytes().splitlines()]
 
     def scratch(self, prefix: str) -> Path:
-        """A new empty folder on the store's file system, for a payload in the making."""
-        return Path(tempfile.mkdtemp(dir=self.root / "tmp", prefix=prefix + "-"))
+        """A new empty folder on the store's file system, for a payload in the making; gone when this process is."""
+        return Path(tempfile.mkdtemp(dir=self.root / "tmp", prefix=f"{prefix}-{os.getpid()}-"))
+
+    def sweep(self) -> None:
+        """Removes what processes that were killed left in the making."""
+        for path in (self.root / "tmp").iterdir():
+            pid = path.name.rsplit("-", 2)[-2] if path.name.count("-") >= 2 else ""
+            if pid.isdigit() and not Path("/proc", pid).exists():
+                _remove(path)
 
     def find(self, key: str) -> Manifest | None:
         """The manifest under `key` if every payload it names is whole; None otherwise."""
@@ -154,8 +172,17 @@ class Store:
         return manifest if self.whole(manifest) else None
 
     def whole(self, manifest: Manifest) -> bool:
-        """Whether each payload exists and still has its digest."""
-        return all(self.path(a).exists() and file_digest(self.path(a)) == a.digest for a in manifest.artifacts)
+        """Whether each payload exists and still has its digest, or was pruned."""
+        return all(self.has(a) or self._pruned(a) for a in manifest.artifacts)
+
+    def has(self, artifact: Artifact) -> bool:
+        """Whether the payload is there and has its digest."""
+        path = self.path(artifact)
+        return path.exists() and file_digest(path) == artifact.digest
+
+    def _pruned(self, artifact: Artifact) -> bool:
+        path = self.path(artifact)
+        return not path.exists() and path.with_name(path.name + PRUNED).exists()
 
     def stage(self, stage: str, key: str, compute: Callable[[], tuple[list[Artifact], dict[str, Any]]]) -> Manifest:
         """The manifest under `key`, computed once: two that miss at once wait for one."""
@@ -208,6 +235,22 @@ class RunDir:
         if not (path / "config.json").exists():
             write_atomic(path / "config.json", config.model_dump_json(indent=1))
         return run
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """The run is this process's alone; ConfigError where another one has it. Freed by the kernel at its death."""
+        with (self.path / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ConfigError(
+                    f"{self.path} is being trained by process {file.read().strip()}: wait for it, or stop it first"
+                ) from None
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield
 
     def check(self, config: ExperimentConfig) -> None:
         """ConfigError where the directory holds anything but a run of this config; writes nothing."""

@@ -1,4 +1,4 @@
-"""Base: the weights every role starts from, and is held near to. The lab's is made here once and kept by its digest.
+"""Base: the weights every role starts from, and is held near to. Those we make are made once and kept by their digest.
 
 A lab base is believed only if it passes its gate: weak enough that there is something to learn, and able to copy
 digits, so that what is learned is about blame, not about format.
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from mappa_core.chat import Chat
-from mappa_core.config import LabModel, LocalModel, digest, what
-from mappa_core.engine import weights
+from mappa_core.config import LabModel, LocalModel, PackagedModel, digest, what
+from mappa_core.engine import gguf, weights
 from mappa_core.problems import lab_demos, lab_vocab, sets
 from mappa_core.store import Manifest, code_digest
 from mappa_core.types import Policy
@@ -41,16 +41,25 @@ REFERENCES = 200
 
 
 def _key(run: Run, _: int) -> str:
+    if isinstance(run.config.model, PackagedModel):
+        return digest(["base", what(run.config.model), gguf.package_version(), code_digest("mappa_core.engine.gguf")])
     return digest(["base", what(run.config.model), run.config.team, code_digest(*CODE)])
 
 
 def _compute(run: Run, _: int) -> Made:
-    """The lab's base; imports torch only here, so that a run whose base is stored starts sooner."""
+    directory = run.store.scratch("base") / "base"
+    if isinstance(run.config.model, LabModel):
+        facts = {"ceiling": _warm_start(run, run.config.model, directory)}
+    else:
+        gguf.convert(gguf.package_file(), directory)
+        facts = {"package": gguf.package_version()}
+    return Made([run.store.adopt("base", directory)], facts)
+
+
+def _warm_start(run: Run, model: LabModel, directory: Path) -> float:
+    """Makes the lab's base and returns its ceiling; imports torch only here, so that a stored base is there sooner."""
     from mappa_core.engine import warmstart
 
-    model = run.config.model
-    assert isinstance(model, LabModel)
-    directory = run.store.scratch("base") / "base"
     lab_vocab.build(directory, run.team)
     chat, tokenizer = Chat(directory), Tokenizer.from_file(str(directory / "tokenizer.json"))
     demos = lab_demos.demonstrations(model.warm_seed, DEMONSTRATIONS, model.weakness, run.team)
@@ -67,8 +76,7 @@ def _compute(run: Run, _: int) -> Made:
     warmstart.train(rows, shape, recipe, directory, progress)
     right = lab_demos.references(model.warm_seed, REFERENCES, run.team)
     digits = frozenset(_id(tokenizer, figure) for figure in "0123456789")
-    ceiling = warmstart.copied(directory, [_row(chat, tokenizer, turns) for _, turns in right], digits)
-    return Made([run.store.adopt("base", directory)], {"ceiling": ceiling})
+    return warmstart.copied(directory, [_row(chat, tokenizer, turns) for _, turns in right], digits)
 
 
 _build = stage("base", _key, _compute)

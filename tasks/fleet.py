@@ -64,12 +64,6 @@ class Engines:
             check_served(policy, said, self._run.probes[policy.role, policy.digest], old, limits)
             self._served[policy.role] = policy
 
-    def stand_at(self, run: Run, step: int, before: str) -> None:
-        """Puts the trainer right after the update with key `before`: where it stands, or from its stored state."""
-        if self.stands_after != before:
-            self.trainer.restore(run.store.path(run.dir.manifest(step - 1, "update")["trainer"]))
-            self.stands_after = before
-
     def probes(self) -> dict[str, list[float]]:
         """The trainer's logprobs of the probe tokens by each policy as it is now."""
         return {policy.role: list(self._trainer_probe(policy.role)) for policy in self._run.base}

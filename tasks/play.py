@@ -15,6 +15,7 @@ from mappa_core.sandbox import Limits, run_code
 from mappa_core.store import code_digest
 from mappa_core.types import Episode, Execution, Generation, Policy, Problem, Request
 from tasks.run import Run
+from tasks.update import at_hand
 
 CODE = (
     "mappa_core.types",
@@ -47,6 +48,7 @@ def play(
 ) -> list[Episode]:
     """Episodes of `policies` on `problems`, in the order (problem, sample)."""
     sampler, config = run.engines.sampler, run.config
+    at_hand(run, policies)
     run.engines.serve(policies)
     workspaces = run.store.scratch("workspaces")
     limits = Limits(**config.sandbox.model_dump(exclude={"workers", "preload"}))

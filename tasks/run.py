@@ -17,7 +17,7 @@ from mappa_core.chat import Chat
 from mappa_core.config import ConfigError, ExperimentConfig
 from mappa_core.problems import sets
 from mappa_core.problems.sets import ProblemSet
-from mappa_core.store import RunDir, Store
+from mappa_core.store import Manifest, RunDir, Store
 from mappa_core.teams import team
 from mappa_core.types import Policy
 
@@ -52,6 +52,9 @@ class Run:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.computed: set[str] = set()
         """Keys of the stages that were computed here; the others were found."""
+        self.unpruned: dict[int, Manifest] = {}
+        """Updates whose payloads may still be in the store, by step."""
+        self.pruned: set[int] = set()
         self.base: tuple[Policy, ...] = ()
         """The frozen base of each role, set by the stage `base`."""
         self.probes: dict[tuple[str, str], tuple[float, ...]] = {}

@@ -59,7 +59,7 @@ def stage(
         stored = key(run, step, *args, **kwargs)
         with run.timed(name, step) as facts:
             manifest = body(stored, step, run, args)
-            if not run.store.whole(manifest):
+            if stored not in run.computed and not run.store.whole(manifest):
                 manifest = body.with_options(refresh_cache=True)(stored, step, run, args)
             facts.update(manifest.facts, reused=stored not in run.computed)
         run.dir.record(step, manifest, run.store)

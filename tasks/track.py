@@ -52,6 +52,7 @@ class Tracker:
         if self._file.is_file():
             kept = json.loads(self._file.read_text())
             self.run_id, self._logged = kept["run_id"], set(kept["logged"])
+            self._client.update_run(self.run_id, status="RUNNING")
         else:
             self.run_id, self._logged = self._begin(experiment), set()
             self._keep()

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from mappa_core.config import ConfigError, ExperimentConfig, LabModel
+from mappa_core.config import ConfigError, ExperimentConfig, LabModel, LocalModel
+from mappa_core.engine import gguf
 
 GIB = 2**30
 SAMPLER_GIB = 1.1
@@ -63,6 +64,10 @@ class Shape:
     """max_position_embeddings; None where the model does not say."""
 
 
+SMOLLM2 = Shape(134_515_008, hidden=576, layers=30, kv_heads=3, head_size=64, vocabulary=49152, max_len=8192)
+"""Of SmolLM2-135M: written down, because reading it from the package's file takes longer than a preflight may."""
+
+
 class Estimate(NamedTuple):
     """Bytes a run will need at its peak."""
 
@@ -82,14 +87,12 @@ def preflight(
 ) -> Estimate:
     """What the run will need; ConfigError says in one line what does not fit and what to do.
 
-    `base`: the model's directory; None for a lab model that is not built yet. `policies`: separately trained weights.
+    `base`: the model's directory; None for a model that is made by us. `policies`: separately trained weights.
     `machine`: what there is; None measures this one.
     """
     machine = machine or measure(run_dir)
     _check_processor(config, machine)
-    if base is None and not isinstance(config.model, LabModel):
-        raise ConfigError("a model other than the lab's needs its directory: set model.path")
-    shape = _lab_shape(config) if base is None else _read(base)
+    shape = _made(config) if base is None else _read(base)
     _check_lengths(config, shape)
     need = estimate(config, shape, policies)
     _check_room(config, need, machine)
@@ -203,10 +206,19 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def _lab_shape(config: ExperimentConfig) -> Shape:
-    """Of the tiny Llama before it is built: 3 x hidden wide, heads of 32, about 200 symbols."""
-    assert isinstance(config.model, LabModel)
-    hidden, layers = config.model.hidden, config.model.layers
+def _made(config: ExperimentConfig) -> Shape:
+    """Of a model that we make ourselves, before it is made; ConfigError where that can't be done."""
+    if isinstance(config.model, LocalModel):
+        raise ConfigError("a model of type local needs its directory: set model.path")
+    if isinstance(config.model, LabModel):
+        return _lab_shape(config.model)
+    gguf.package_file()
+    return SMOLLM2
+
+
+def _lab_shape(model: LabModel) -> Shape:
+    """Of the tiny Llama: 3 x hidden wide, heads of 32, about 200 symbols."""
+    hidden, layers = model.hidden, model.layers
     parameters = layers * 13 * hidden * hidden + 200 * hidden
     return Shape(parameters, hidden, layers, hidden // 32, 32, 200, LabModel.MAX_LEN)
 

@@ -31,17 +31,27 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def _environment(project: Path) -> dict[str, str]:
+    """The user's own server and settings must not be met: the command makes its own under the project."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "RAY_"))}
+    return kept | {"HOME": str(project), "PYTHONPATH": str(ROOT)}
+
+
 def run_mappa(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command, as a user types it."""
-    # The user's own server and settings must not be met: the command makes its own under the project.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "RAY_"))}
-    environment |= {"HOME": str(project), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "flows.cli", *arguments]
-    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=900)
+    settings = _environment(project)
+    return subprocess.run(command, cwd=project, env=settings, capture_output=True, text=True, timeout=900)
 
 
 def as_options(settings: tuple[str, ...]) -> list[str]:
     return [word for pair in settings for word in ("--set", pair)]
+
+
+@pytest.fixture(scope="session")
+def environment() -> Callable[[Path], dict[str, str]]:
+    """The environment of a command in a project."""
+    return _environment
 
 
 @pytest.fixture(scope="session")
