@@ -57,7 +57,7 @@ class Telling:
             if stage == "collect":
                 self._step_began = time.monotonic()
             self._bar.update(self._task, description=WORDS.get(stage, stage))
-            if stage in ("base", "start"):
+            if stage == "start":
                 self._log(f"{WORDS[stage]} ...")
         elif "waiting" in facts:
             self._bar.update(self._task, note=facts["waiting"])
@@ -67,6 +67,8 @@ class Telling:
                 self._paused = facts["paused"]
                 self._say(f"paused: {self._paused}")
         elif "total" in facts:
+            if facts["done"] == 1:
+                self._log(f"{WORDS[stage]} ...")
             note = f"{facts['done']}/{facts['total']} warm-start steps, loss {facts['loss']:.3f}"
             self._bar.update(self._task, note=note)
         elif stage == "evaluate":

@@ -29,6 +29,9 @@ from tasks.run import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""MLflow's pages then show charts of metrics first, not evaluations of an application."""
+
 
 def uri(root: Path) -> str:
     """Where MLflow logs to: what its environment says, else the project's own database."""
@@ -94,7 +97,8 @@ class Tracker:
             return found.experiment_id
         folder = (self._run.root / "mlruns" / "artifacts" / name).absolute()
         local = not mlflow.is_tracking_uri_set()
-        return self._client.create_experiment(name, artifact_location=folder.as_uri() if local else None)
+        place = folder.as_uri() if local else None
+        return self._client.create_experiment(name, artifact_location=place, tags=KIND)
 
     def _begin(self, experiment: str) -> str:
         run, config = self._run, self._run.config

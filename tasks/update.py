@@ -156,7 +156,7 @@ def _train(run: Run, step: int, selection: Selection) -> tuple[dict[str, Any], l
         batch = advantages.batch(selection.samples, old, reference, learn.beta)
         shuffle = seed_from("update", run.config.seed, step, role)
         stats = trainer.update(role, batch.rows, first_update=step * learn.updates, seed=shuffle)
-    except EngineError as error:
+    except (EngineError, ValueError) as error:  # the arithmetic refuses numbers that are not finite
         raise EngineError(
             f"{error}; nothing was published, the rows are in {_evidence(run, step, selection)}"
         ) from error

@@ -93,9 +93,9 @@ SABOTAGES = (
     ),
     Sabotage(
         "10: the network is there",
-        f"{BOX}/launch.py",
-        '*("--unshare-net", "--unshare-pid",',
-        '*("--unshare-pid",',
+        f"{BOX}/inside.py",
+        "checked(libc.unshare(NEW_NS | NEW_IPC | NEW_NET))",
+        "checked(libc.unshare(NEW_NS | NEW_IPC))",
         "tests/sandbox/test_attacks.py::test_no_network",
     ),
     Sabotage(

@@ -136,3 +136,38 @@ def test_a_config_comes_back_from_its_run(tmp_path: Path) -> None:
     config = parse(CONFIG | {"learn": {"lr": 1e-5}}, "test")
     assert RunDir.create(tmp_path / "run", config).config() == config
     assert json.loads((tmp_path / "run/config.json").read_text())["learn"]["lr"] == 1e-5
+
+
+def test_a_pruned_payload_is_gone_and_its_manifest_believed_until_it_is_made_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    manifest = store.stage("s", "k", lambda: made(store))
+    store.prune(manifest["keys.jsonl"])
+    assert not store.path(manifest["keys.jsonl"]).exists()
+    assert not store.has(manifest["keys.jsonl"])
+    assert store.find("k") == manifest
+    store.put_rows("keys.jsonl", Key, ROWS)
+    assert store.has(manifest["keys.jsonl"])
+    store.path(manifest["keys.jsonl"]).unlink()
+    assert store.find("k") is None, "the mark went when the payload came back"
+
+
+def test_what_a_killed_process_had_in_the_making_is_swept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    mine, dead = store.scratch("policy"), tmp_path / "tmp" / "policy-4194999-abc"
+    dead.mkdir()
+    store.sweep()
+    assert mine.is_dir()
+    assert not dead.exists()
+
+
+def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", parse(CONFIG, "test"))
+    with (
+        run.held(),
+        pytest.raises(ConfigError, match=r"being trained by process \d+: wait for it, or stop it"),
+        RunDir(tmp_path / "run").held(),
+    ):
+        pass
+    with run.held():
+        pass
+    run.check(parse(CONFIG, "test"))

@@ -65,7 +65,8 @@ def command(own_user: bool, info: int, inside: list[str]) -> list[str]:
     return [
         bubblewrap(),
         *("--die-with-parent", "--new-session"),
-        *("--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1"),
+        # Network and IPC are each execution's own.
+        *("--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1"),
         # Root drops to the slot's user inside, because the interpreter may lie below a home that only root can enter,
         # and keeps its capabilities until then: an exec that narrows them brings address randomisation back.
         # Bubblewrap's own first process is not used: bubblewrap leaves it to whoever reaps orphans.
