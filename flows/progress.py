@@ -61,6 +61,8 @@ class Telling:
                 self._log(f"{WORDS[stage]} ...")
         elif "waiting" in facts:
             self._bar.update(self._task, note=facts["waiting"])
+        elif "damaged" in facts:
+            self._say(f"{facts['damaged']}: it was made again")
         elif "paused" in facts:
             self._bar.update(self._task, note="paused: the disk is full")
             if facts["paused"] != self._paused:

@@ -104,6 +104,8 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.damaged: list[str] = []
+        """What `find` met that was not what its digest says, for whoever tells people; it is recomputed."""
         for part in ("objects", "stages", "locks", "tmp"):
             (root / part).mkdir(parents=True, exist_ok=True)
 
@@ -168,21 +170,24 @@ class Store:
         except FileNotFoundError:
             return None
         except ValidationError:
-            return None  # torn or foreign: recomputed, never trusted
-        return manifest if self.whole(manifest) else None
+            self.damaged.append(f"{path} is torn")
+            return None  # recomputed, never trusted
+        lost = [a for a in manifest.artifacts if not self._believed(a)]
+        self.damaged += [f"{a.name} of {manifest.stage} ({self.path(a)}) is missing or damaged" for a in lost]
+        return None if lost else manifest
 
     def whole(self, manifest: Manifest) -> bool:
         """Whether each payload exists and still has its digest, or was pruned."""
-        return all(self.has(a) or self._pruned(a) for a in manifest.artifacts)
+        return all(self._believed(a) for a in manifest.artifacts)
 
     def has(self, artifact: Artifact) -> bool:
         """Whether the payload is there and has its digest."""
         path = self.path(artifact)
         return path.exists() and file_digest(path) == artifact.digest
 
-    def _pruned(self, artifact: Artifact) -> bool:
+    def _believed(self, artifact: Artifact) -> bool:
         path = self.path(artifact)
-        return not path.exists() and path.with_name(path.name + PRUNED).exists()
+        return self.has(artifact) or (not path.exists() and path.with_name(path.name + PRUNED).exists())
 
     def stage(self, stage: str, key: str, compute: Callable[[], tuple[list[Artifact], dict[str, Any]]]) -> Manifest:
         """The manifest under `key`, computed once: two that miss at once wait for one."""

@@ -61,6 +61,8 @@ def stage(
             manifest = body(stored, step, run, args)
             if stored not in run.computed and not run.store.whole(manifest):
                 manifest = body.with_options(refresh_cache=True)(stored, step, run, args)
+            while run.store.damaged:
+                run.listener(name, step, {"damaged": run.store.damaged.pop(0)})
             facts.update(manifest.facts, reused=stored not in run.computed)
         run.dir.record(step, manifest, run.store)
         return manifest

@@ -51,6 +51,8 @@ def test_a_damaged_stage_is_computed_again(tmp_path: Path, damage: str) -> None:
         file = tmp_path / "stages" / "k.json"
         file.write_text(file.read_text()[:-20])
     assert store.find("k") is None
+    (said,) = store.damaged
+    assert ("k.json is torn" if damage == "manifest torn" else "keys.jsonl of s") in said
     again = store.stage("s", "k", lambda: made(store))
     assert store.rows(again["keys.jsonl"], Key) == ROWS
 
