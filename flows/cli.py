@@ -23,7 +23,8 @@ EXAMPLES = {
     "run": "mappa run lab\n  mappa run lab --set steps=5 --set seed=1 --dir runs/try\n  mappa run my.toml --dry-run",
     "resume": "mappa resume runs/try",
     "show": "mappa show runs/try\n  mappa show runs/try --step 3\n  mappa show runs/try --step 3 --episode 'lab-1a#0'",
-    "data": "mappa data build",
+    "data": "mappa data build\n  mappa data import AIME.json --as aime\n  mappa data build --add aime\n"
+    "  mappa data check imports/aime lab/report --json",
     "grade": "mappa grade math --answer '\\boxed{1/2}' --reference 0.5 --json",
     "evaluate": "mappa evaluate runs/try --on lab/report --samples 4",
 }
@@ -91,7 +92,19 @@ def _parser() -> argparse.ArgumentParser:
 
     data = _add(commands, "data", None, "build data sets")
     kinds = data.add_subparsers(required=True, metavar="WHAT", parser_class=Parser)
-    _add(kinds, "build", _build, "make the lab's sets under data/, bit for bit the same everywhere", "data")
+    build = _add(kinds, "build", _build, "make the sets under data/, bit for bit the same everywhere", "data")
+    build.add_argument("--add", metavar="NAME", help="also copy the import of this name there, to be versioned")
+    bring = _add(kinds, "import", _import, "bring in mathematical problems, as the set imports/NAME", "data")
+    bring.add_argument("file", metavar="FILE", help=".json, .jsonl, .csv or .parquet")
+    bring.add_argument("--as", required=True, metavar="NAME", dest="name")
+    bring.add_argument("--id-column", metavar="COLUMN", help="default: the column with a usual name")
+    bring.add_argument("--prompt-column", metavar="COLUMN")
+    bring.add_argument("--answer-column", metavar="COLUMN")
+    bring.add_argument("--make-ids", action="store_true", help="make ids from the statements, not from a column")
+    check = _add(kinds, "check", _check, "name what two sets share; exit code 1 where they do", "data")
+    check.add_argument("a", metavar="SET", help="e.g. lab/train, imports/NAME")
+    check.add_argument("b", metavar="SET")
+    check.add_argument("--json", action="store_true")
 
     grade = _add(commands, "grade", None, "grade an answer by hand")
     kinds = grade.add_subparsers(required=True, metavar="KIND", parser_class=Parser)
@@ -189,12 +202,52 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _build(_: argparse.Namespace) -> int:
-    from tasks.data import build
+def _build(args: argparse.Namespace) -> int:
+    from tasks import data
 
-    folder = build(Path.cwd())
-    print(f"{folder} is made; `dvc status` shows whether it is what data.dvc records")
+    folder = data.add(Path.cwd(), args.add) if args.add is not None else None
+    print(f"{data.build(Path.cwd())} is made; `dvc status` shows whether it is what data.dvc records")
+    if folder is not None:
+        name = folder.name
+        print(f"{folder} is made; `dvc add data`, then `git add data.dvc`, version it; a run uses it as {name}")
+        for other in data.registered(Path.cwd()):
+            pairs = data.shared(Path.cwd(), name, other) if other != name else []
+            if pairs:
+                print(f"{name} shares {len(pairs)} problems with {other}: `mappa data check {name} {other}`")
     return 0
+
+
+def _import(args: argparse.Namespace) -> int:
+    from mappa_core.problems.imports import Wanted
+    from tasks.data import bring_in
+
+    wanted = Wanted(args.id_column, args.prompt_column, args.answer_column, args.make_ids)
+    made = bring_in(Path.cwd(), Path(args.file), args.name, wanted)
+    origin = made.card.origin
+    ids = f"ids from {origin.id}" if origin.id else "ids made from the statements"
+    print(
+        f"{made.folder} is made: {made.card.problems} problems from {origin.prompt}, answers from {origin.answer}, "
+        f"{ids}; a run uses it with --set data.train=imports/{args.name}"
+    )
+    for pair in made.repeated:
+        print(f"look at {pair.a} and {pair.b}: they may be one problem (similarity {pair.similarity:.2f})")
+    for problem in made.wordy:
+        print(f"look at {problem}: its answer has words in it")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from tasks.data import shared
+
+    pairs = shared(Path.cwd(), args.a, args.b)
+    if args.json:
+        overlap = [{"a": p.a, "b": p.b, "similarity": round(p.similarity, 4)} for p in pairs]
+        print(json.dumps({"a": args.a, "b": args.b, "overlap": overlap}))
+    else:
+        for pair in pairs:
+            print(f"{pair.a} = {pair.b} ({pair.similarity:.2f})")
+        print(f"{args.a} and {args.b} share {len(pairs)} pairs of near-duplicates")
+    return 1 if pairs else 0
 
 
 def _grade_math(args: argparse.Namespace) -> int:

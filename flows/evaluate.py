@@ -25,7 +25,7 @@ def evaluate_run(directory: str, on: str, samples: int) -> dict[str, Any]:
     source = RunDir(Path(directory))
     trained = source.config()
     root = Path.cwd()
-    problems = len(sets.read(root / "data", on).problems)
+    problems = len(sets.load(root, on).problems)
     chosen = {"problems": problems, "samples": samples}
     config = trained.model_copy(
         update={

@@ -15,8 +15,8 @@ GIB = 2**30
 def plan(config: ExperimentConfig, root: Path) -> str:
     """The plan as text; ConfigError where it can't be carried out here."""
     roles = team(config.team).roles
-    train = sets.read(root / "data", config.data.train)
-    heldout = sets.read(root / "data", config.data.evaluate)
+    train = sets.load(root, config.data.train)
+    heldout = sets.load(root, config.data.evaluate)
     sets.check_disjoint(train, heldout)
     model = Path(config.model.path) if isinstance(config.model, LocalModel) else None
     need = preflight(config, model, root / "runs", policies=len(roles))

@@ -41,8 +41,8 @@ class Run:
         self.listener = listener
         self.store = Store(root / ".mappa" / "store")
         self.team = team(config.team)
-        self.train: ProblemSet = sets.read(root / "data", config.data.train)
-        self.heldout: ProblemSet = sets.read(root / "data", config.data.evaluate)
+        self.train: ProblemSet = sets.load(root, config.data.train)
+        self.heldout: ProblemSet = sets.load(root, config.data.evaluate)
         sets.check_disjoint(self.train, self.heldout)
         if config.evaluate.problems > len(self.heldout.problems):
             raise ConfigError(

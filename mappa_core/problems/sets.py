@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -38,20 +38,29 @@ class ProblemSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The file that a set was brought in from, and the columns that were used of it."""
+
+    file: str
+    """Its name."""
+    digest: str
+    """BLAKE2b-128 of its bytes."""
+    prompt: str
+    answer: str
+    id: str | None
+    """None: ids are digests of the statements."""
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
-    """Where a set that was brought in comes from: its card.json."""
+    """What a set that was brought in is: its card.json."""
 
     name: str
     kind: str
-    source: str
-    """Name of the file it was read from."""
-    source_digest: str
-    """BLAKE2b-128 of that file."""
-    columns: dict[str, str]
-    """Which column of the source became `id`, `prompt`, `answer`; without `id`, ids are digests of the statements."""
+    origin: Origin
     problems: int
     digest: str
-    """Of the rows: what `read` gives."""
+    """Of the rows, as in `ProblemSet`."""
 
 
 class Files(NamedTuple):
@@ -64,12 +73,13 @@ def write(root: Path, name: str, problems: Sequence[Problem], keys: Sequence[Key
     _write(Files(root / f"{name}.problems.jsonl", root / f"{name}.keys.jsonl"), name, problems, keys)
 
 
-def write_folder(folder: Path, card: Card, problems: Sequence[Problem], keys: Sequence[Key]) -> None:
-    """Writes a set as a folder with its card, whose `digest` and count are filled in here."""
+def write_folder(folder: Path, name: str, origin: Origin, problems: Sequence[Problem], keys: Sequence[Key]) -> Card:
+    """Writes a set that was brought in, and its card; ConfigError where keys don't match."""
     files = _in(folder)
-    _write(files, card.name, problems, keys)
-    whole = replace(card, problems=len(problems), digest=_digest(files))
-    write_atomic(folder / "card.json", adapter(Card).dump_json(whole, indent=1).decode() + "\n")
+    _write(files, name, problems, keys)
+    made = Card(name, problems[0].kind, origin, len(problems), _digest(files))
+    write_atomic(folder / "card.json", adapter(Card).dump_json(made, indent=1).decode() + "\n")
+    return made
 
 
 def load(project: Path, name: str) -> ProblemSet:
@@ -80,7 +90,7 @@ def load(project: Path, name: str) -> ProblemSet:
 def read(root: Path, name: str) -> ProblemSet:
     """The set called `name` under `root`; ConfigError says what is missing or wrong, with file and line."""
     folder = root / name
-    brought_in = name.startswith(f"{IMPORTS}/") or (folder / "card.json").is_file() and _in(folder).problems.is_file()
+    brought_in = name.startswith(f"{IMPORTS}/") or _in(folder).problems.is_file()
     files = _in(folder) if brought_in else Files(root / f"{name}.problems.jsonl", root / f"{name}.keys.jsonl")
     problems: list[Problem] = _rows(files.problems, Problem, name)
     keys: list[Key] = _rows(files.keys, Key, name)

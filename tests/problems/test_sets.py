@@ -71,8 +71,40 @@ def test_more_problems_than_there_are_is_refused() -> None:
 
 
 def test_a_leak_names_the_rows(tmp_path: Path) -> None:
-    put(tmp_path, "train", "What is 1 + 1?", "What is 2 + 2?")
-    put(tmp_path, "heldout", "what  is 2 + 2?", "What is 3 + 3?")
+    """Invariant 13: a row in another form, and only that one."""
+    square, triangle = "Find the area of a square of side $4$ and color red.", "Find the legs of a triangle of area 6."
+    put(tmp_path, "train", square, triangle)
+    put(
+        tmp_path, "heldout", square.replace("4", "15"), "A red-color square of side four: find the area. [asy] 7 [/asy]"
+    )
     train, heldout = sets.read(tmp_path, "train"), sets.read(tmp_path, "heldout")
-    with pytest.raises(ConfigError, match="share 1 problems \\(p0-wha-152\\)"):
+    with pytest.raises(ConfigError, match=rf"share 1 problems \({heldout.problems[1].id} = {train.problems[0].id}\)"):
         sets.check_disjoint(train, heldout)
+
+
+def test_sets_whose_numbers_differ_are_disjoint(tmp_path: Path) -> None:
+    put(tmp_path, "train", "Find the area of a square of side 4.", "Ann has 3 bags of 4 pens. Total?")
+    put(tmp_path, "heldout", "Find the area of a square of side 6.", "Ann has 3 bags of 5 pens. Total?!!")
+    sets.check_disjoint(sets.read(tmp_path, "train"), sets.read(tmp_path, "heldout"))
+
+
+def test_two_rows_of_one_id_are_a_leak(tmp_path: Path) -> None:
+    for name, prompt in (("train", "one thing"), ("heldout", "another matter")):
+        sets.write(tmp_path, name, [Problem("p", "math", prompt)], [Key("p", "1")])
+    with pytest.raises(ConfigError, match=r"share 1 problems \(p = p\)"):
+        sets.check_disjoint(sets.read(tmp_path, "train"), sets.read(tmp_path, "heldout"))
+
+
+def test_a_project_has_registered_sets_and_imports(tmp_path: Path) -> None:
+    put(tmp_path / "data", "lab/train", "one")
+    folder = tmp_path / "imports/mine"
+    row = Problem("p", "math", "another")
+    origin = sets.Origin("mine.json", "d" * 32, prompt="prompt", answer="answer", id=None)
+    card = sets.write_folder(folder, "mine", origin, [row], [Key("p", "1")])
+    assert sets.load(tmp_path, "lab/train").problems[0].prompt == "one"
+    assert sets.load(tmp_path, "imports/mine").problems == (row,)
+    assert sets.load(tmp_path, "imports/mine").digest == card.digest
+    folder.rename(tmp_path / "data/mine")
+    assert sets.load(tmp_path, "mine").problems == (row,)
+    with pytest.raises(ConfigError, match="`mappa data import FILE --as mine` makes it"):
+        sets.load(tmp_path, "imports/mine")

@@ -79,7 +79,7 @@ def _at_random(rng: random.Random) -> Kill:
 
 
 def test_killed_runs_end_as_an_undisturbed_one(
-    project: Path, environment: Callable[[Path], dict[str, str]], tmp_path: Path
+    project: Path, small_run: Path, environment: Callable[[Path], dict[str, str]], tmp_path: Path
 ) -> None:
     twin, log = tmp_path / "twin", tmp_path / "log.txt"
     shutil.copytree(project, twin, symlinks=True)
