@@ -19,7 +19,6 @@ from typing import Generic, Protocol, TypeVar
 
 import psutil
 import ray
-from ray import exceptions
 
 from mappa_core.config import Engine
 from mappa_core.engine.calls import EngineError
@@ -66,10 +65,12 @@ class Session:
                 ray.init(given, namespace=self.namespace, log_to_driver=False, logging_level=logging.ERROR)
             else:
                 self._start_local()
-        except (OSError, RuntimeError, exceptions.RayError) as error:
+        except Exception as error:  # Ray raises the bare class where one of its processes did not start
             at = f"; look in {self.logs}" if self._temp else f" at RAY_ADDRESS={given}: is it up, is its token here?"
             self._end(20.0)
-            raise EngineError(f"Ray did not start ({str(error).splitlines()[0]}){at}") from error
+            raise EngineError(
+                f"Ray did not start ({(str(error).splitlines() or [type(error).__name__])[0]}){at}"
+            ) from error
         except BaseException:  # Ctrl-C in the middle of it
             self.stop()
             raise
