@@ -27,6 +27,7 @@ EXAMPLES = {
     "  mappa data check imports/aime lab/report --json",
     "grade": "mappa grade math --answer '\\boxed{1/2}' --reference 0.5 --json",
     "evaluate": "mappa evaluate runs/try --on lab/report --samples 4",
+    "export": "mappa export runs/try --role solver\n  mappa export runs/try --role solver --to models/solver",
 }
 
 
@@ -84,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--on", required=True, metavar="SET", help="a set under data/, e.g. lab/report")
     evaluate.add_argument("--samples", type=int, default=2, help="episodes a problem")
     evaluate.add_argument("--json", action="store_true")
+
+    export = _add(commands, "export", _export, "write the trained weights of a role as a Hugging Face directory")
+    export.add_argument("directory", metavar="DIR")
+    export.add_argument("--role", required=True, help="e.g. solver")
+    export.add_argument("--to", metavar="OUT", help="a new directory (default: DIR/export/ROLE)")
 
     show = _add(commands, "show", _show, "print a run, a step, or an episode action by action")
     show.add_argument("directory", metavar="DIR")
@@ -181,6 +187,13 @@ def _evaluate(args: argparse.Namespace) -> int:
 
     found = evaluate_run(args.directory, args.on, args.samples)
     print(json.dumps(found) if args.json else _interval(found["success"]))
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from flows.export import export
+
+    print(export(Path(args.directory), args.role, Path(args.to) if args.to else None))
     return 0
 
 

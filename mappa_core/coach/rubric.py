@@ -9,6 +9,7 @@ problem without a rule, and a missing Key, are Unscored.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mappa_core import arithmetic
+from mappa_core.teams import language
+from mappa_core.teams.language import python_code
 from mappa_core.types import Action, Episode, Key, Scored, Unscored, Verdict
+
+_CALCULATION = re.compile(r"(?<![\d.,)=])([\d(][\d\s+\-*/().]{0,120})=\s*\$?\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)")
+"""Not after a figure, and not what follows another "=": in 3 + 4 = 7 * 2 = 14 only the first part is read."""
 
 
 class Judged(NamedTuple):
@@ -62,9 +68,9 @@ class RubricCoach:
         ]
 
     def digest(self) -> str:
-        """BLAKE2b-128 of the rules (this file and the arithmetic under it) and settings, in hex: for cache keys."""
+        """BLAKE2b-128 of the rules (this file, and what it reads with) and settings, in hex: for cache keys."""
         made = hashlib.blake2b(f"sees_answer={self.sees_answer}".encode(), digest_size=16)
-        for source in (__file__, arithmetic.__file__):
+        for source in (__file__, arithmetic.__file__, language.__file__):
             made.update(Path(source).read_bytes())
         return made.hexdigest()
 
@@ -154,14 +160,23 @@ def _lab_verifier(seen: Seen) -> Judged:
 
 
 def _math_solver(seen: Seen) -> Judged:
-    answer = _answer(seen.action.text)
+    text = seen.action.text
+    answer = _answer(text)
     if answer is None:
         return Judged(1, "comes to no answer", "solver")
-    if seen.key is None:
-        return Judged(7, "comes to an answer")
-    if answer == arithmetic.number(seen.key.answer):
+    if seen.key is not None and answer == arithmetic.number(seen.key.answer):
         return Judged(10, "the right answer")
-    return Judged(3, "a wrong answer", "solver")
+    if seen.action.finish_reason == "length" and arithmetic.boxed(text) is None:
+        return Judged(2, "cut off before an answer", "solver")
+    calculations = _calculations(text)
+    if wrong := next((said for said, holds in calculations if not holds), None):
+        return Judged(3, f"miscalculates: {wrong}", "solver")
+    whole = _numbers(seen.episode.problem.prompt) <= _numbers(text)
+    if seen.key is not None:
+        return Judged(4 if whole else 3, "a wrong answer", "solver")
+    if not whole:
+        return Judged(5, "comes to an answer without all of the problem's numbers")
+    return Judged(8, "a calculation that holds") if calculations else Judged(7, "comes to an answer")
 
 
 def _math_coder(seen: Seen) -> Judged:
@@ -169,48 +184,73 @@ def _math_coder(seen: Seen) -> Judged:
         return _math_stop(seen)
     result = printed(seen.action)
     if result is None:
-        return Judged(2, f"no value: {_ending(seen.action)}", "coder")
-    return _math_result(seen, result)
+        return Judged(3, f"no value: {_ending(seen.action)}", "coder")
+    return _math_result(seen, seen.action, result)
 
 
-def _math_result(seen: Seen, result: Fraction) -> Judged:
+def _math_result(seen: Seen, ran: Action, result: Fraction) -> Judged:
+    """A program that printed a number: whether it computed it, from what, and what the Solver came to."""
     handed = _answer(seen.said("solver") or "")
-    if seen.key is None:
-        return Judged(9, "confirms the Solver's answer") if result == handed else Judged(6, "prints another value")
-    if result == arithmetic.number(seen.key.answer):
-        return Judged(10, "prints the right value")
-    if result == handed:
-        return Judged(5, "prints the Solver's wrong value", "solver")
-    return Judged(3, "prints a wrong value", "coder")
+    if seen.key is not None:
+        if result == arithmetic.number(seen.key.answer):
+            return Judged(10, "prints the right value")
+        return Judged(6, "prints the Solver's wrong value", "solver") if result == handed else _wrong(4, "coder")
+    numbers = _numbers(python_code(ran.text) or "")
+    if numbers <= {result}:
+        return Judged(4, "prints a number that it did not compute", "coder")
+    if not _numbers(seen.episode.problem.prompt) <= numbers:
+        return Judged(5, "computes without all of the problem's numbers")
+    return Judged(9, "confirms the Solver's answer") if result == handed else Judged(7, "computes another value")
 
 
 def _math_stop(seen: Seen) -> Judged:
     """A turn without a program."""
     if seen.action.turn == 0:
-        return Judged(1, "no program", "coder")
+        begun = "```python" in seen.action.text
+        return Judged(2, "a program that does not end", "coder") if begun else Judged(1, "no program", "coder")
     last = seen.ran()
     result = printed(last)
     if last is None or result is None:
         return Judged(1, "gives up on a program that printed no value", "coder")
-    return Judged(min(9, _math_result(seen, result).value), "stops on a value")
+    judged = _math_result(seen, last, result)
+    return Judged(min(9, judged.value), f"stops: {judged.reason}", judged.blame)
 
 
 def _math_verifier(seen: Seen) -> Judged:
-    box = arithmetic.boxed(seen.action.text)
+    box, result = arithmetic.boxed(seen.action.text), printed(seen.ran())
     if box is None:
-        return Judged(0, "no boxed answer", "verifier")
-    answer, result = arithmetic.number(box), printed(seen.ran())
+        named = result is not None and arithmetic.last_number(seen.action.text) == result
+        return Judged(3 if named else 0, "no boxed answer", "verifier")
     if seen.key is not None and _same(box, seen.key.answer):
         return Judged(10, "the right answer")
     if result is None:
-        return Judged(5, "an answer without a result to check it by") if seen.key is None else _wrong("verifier")
-    if answer != result:
+        return Judged(5, "an answer without a result to check it by") if seen.key is None else _wrong(2, "verifier")
+    if arithmetic.number(box) != result:
         return Judged(2, "not the tool's result", "verifier")
     return Judged(9, "reports the tool's result") if seen.key is None else Judged(7, "reports a wrong result", "coder")
 
 
-def _wrong(role: str) -> Judged:
-    return Judged(2, "a wrong answer", role)
+def _calculations(text: str) -> list[tuple[str, bool]]:
+    """What `text` writes as expression = number, and whether it holds as rounded; what can't be read is left out."""
+    plain = re.sub(r"\\times|\\cdot|×|(?<=[\d)]) ?x ?(?=[\d(])", "*", text).replace("\\div", "/")
+    found: list[tuple[str, bool]] = []
+    for match in _CALCULATION.finditer(plain):
+        worth, said = arithmetic.value(match[1]), arithmetic.number(match[2])
+        if worth is not None and said is not None and re.search(r"\d\s*[-+*/]", match[1]):
+            decimals = len(match[2].partition(".")[2])
+            off = Fraction(1, 2 * 10**decimals) if decimals else 0
+            found.append((" ".join(match[0].split())[:80], abs(worth - said) <= off))
+    return found
+
+
+def _numbers(text: str) -> set[Fraction]:
+    """The different numbers written in `text`."""
+    found = (arithmetic.number(n) for n in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", text))
+    return {n for n in found if n is not None}
+
+
+def _wrong(value: float, role: str) -> Judged:
+    return Judged(value, "a wrong answer", role)
 
 
 def _same(answer: str, reference: str) -> bool:

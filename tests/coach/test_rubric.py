@@ -136,26 +136,94 @@ def math(*actions: Action) -> Episode:
     return episode(*actions, kind="math")
 
 
-def test_math_right_and_wrong() -> None:
-    ran = action("coder", 0, "...", "so 35\n")
-    told = math(action("solver", 0, "... is \\boxed{35}"), ran, action("verifier", 0, "\\boxed{35}"))
+SOLVED = "(3 + 4) * 5 = 35, so \\boxed{35}"
+PROGRAM = "```python\nprint((3 + 4) * 5)\n```"
+
+
+def test_math_all_went_well() -> None:
+    told = math(action("solver", 0, SOLVED), action("coder", 0, PROGRAM, "35\n"), action("verifier", 0, "\\boxed{35}"))
     assert scores(told, True) == [10, 10, 10]
-    assert scores(told, False) == [7, 9, 9]
-    wrong = math(
-        action("solver", 0, "... is \\boxed{34}"), action("coder", 0, "..", "34"), action("verifier", 0, "\\boxed{34}")
-    )
-    assert scores(wrong, True) == [3, 5, 7]
-    assert scores(wrong, False) == [7, 9, 9]
+    assert scores(told, False) == [8, 9, 9]
+
+
+def test_math_a_wrong_result_is_the_fault_of_who_made_it() -> None:
+    """Nothing that the Coder or the Verifier saw contradicts what they were handed."""
+    solver = action("solver", 0, "3 + 4 * 5 = 23, so \\boxed{23}")
+    coder = action("coder", 0, "```python\nprint(3 + 4 * 5)\n```", "23\n")
+    told = math(solver, coder, action("verifier", 0, "\\boxed{23}"))
+    verdicts = [v for v in RubricCoach(True)(told, KEY) if isinstance(v, Scored)]
+    assert [v.value for v in verdicts] == [4, 6, 7]
+    assert [v.blame for v in verdicts] == ["solver", "solver", "coder"]
+    assert scores(told, False) == [8, 9, 9], "without the answer it looks like a right one"
+
+
+@pytest.mark.parametrize(
+    ("text", "blind", "seeing"),
+    [
+        ("hm", 1, 1),
+        ("\\boxed{36}", 5, 3),
+        ("3, 4 and 5 make 36", 7, 4),
+        ("(3 + 4) * 5 = 36", 3, 3),
+        ("3 \\times 4 = 12, 12 + 5 = 17", 8, 4),
+        ("3 x 4 = 12, 12 + 5 = 18", 3, 3),
+        ("5 / 3 = 1.67, and 4", 8, 4),
+        ("5 / 3 = 1.6, and 4", 3, 3),
+        ("3 + 4 = 7 * 5 = 35", 8, 10),
+    ],
+)
+def test_math_solvers(text: str, blind: float, seeing: float) -> None:
+    told = math(action("solver", 0, text))
+    assert (last(told, False).value, last(told, True).value) == (blind, seeing)
+
+
+def test_math_a_solver_that_was_cut_off_came_to_nothing() -> None:
+    cut = replace(action("solver", 0, "(3 + 4) * 5 = 3"), finish_reason="length")
+    assert (last(math(cut), True).value, last(math(cut), False).value) == (2, 2)
+    boxed = replace(action("solver", 0, SOLVED + " and more"), finish_reason="length")
+    assert last(math(boxed), False).value == 8
+
+
+@pytest.mark.parametrize(
+    ("program", "out", "blind", "seeing"),
+    [
+        ("print((3 + 4) * 5)", "35", 9, 10),
+        ("print(35)", "35", 4, 10),
+        ("print(3 + 4)", "7", 5, 4),
+        ("print(3 + 4 * 5)", "23", 7, 4),
+        ("a, b, c = 3, 4, 5\nprint(a)", "", 3, 3),
+    ],
+)
+def test_math_programs(program: str, out: str, blind: float, seeing: float) -> None:
+    """Without the answer a program must compute something, from the problem's numbers."""
+    told = math(action("solver", 0, SOLVED), action("coder", 0, f"```python\n{program}\n```", out))
+    assert (last(told, False).value, last(told, True).value) == (blind, seeing)
+    if out:
+        stops = math(*told.actions, action("coder", 1, "Done."))
+        assert last(stops, False).value == min(9, blind)
+        assert last(stops, True).value == min(9, seeing)
 
 
 def test_math_form() -> None:
     told = math(action("solver", 0, "hm"), action("coder", 0, "no"), action("verifier", 0, "35"))
-    assert scores(told, True) == [1, 1, 0]
-    assert scores(told, False) == [1, 1, 0]
+    assert scores(told, True) == scores(told, False) == [1, 1, 0]
+    assert last(math(action("coder", 0, "```python\nprint(3")), False).value == 2
     failed = math(action("solver", 0, "35"), action("coder", 0, "..", error=ERROR), action("coder", 1, "well"))
-    assert scores(failed, True)[1:] == [2, 1]
-    off = math(action("coder", 0, "..", "35"), action("verifier", 0, "\\boxed{36}"))
-    assert scores(off, False)[1:] == [2]
+    assert scores(failed, True)[1:] == [3, 1]
+
+
+def test_math_verifiers() -> None:
+    ran = (action("solver", 0, SOLVED), action("coder", 0, PROGRAM, "35\n"))
+    assert last(math(*ran, action("verifier", 0, "It is 35")), False).value == 3
+    assert last(math(*ran, action("verifier", 0, "It is 36")), False).value == 0
+    off = last(math(*ran, action("verifier", 0, "\\boxed{36}")), False)
+    assert (off.value, off.blame) == (2, "verifier")
+    guess = math(ran[0], action("coder", 0, "no"), action("verifier", 0, "\\boxed{36}"))
+    assert (last(guess, False).value, last(guess, True).value) == (5, 2)
+
+
+def test_math_long_text_is_read_in_no_time() -> None:
+    for text in ("9" * 20_000, "( " * 10_000, "1 + " * 5_000 + "= 3", "3 x " * 5_000):
+        assert 0 <= last(math(action("solver", 0, text)), False).value <= 10
 
 
 def test_math_answers_that_are_no_numbers_are_compared_as_text() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mappa_core.config import ConfigError, ExperimentConfig
-from mappa_core.engine.preflight import GIB, Machine, estimate, measure, preflight
+from mappa_core.config import ConfigError, ExperimentConfig, load
+from mappa_core.engine.preflight import GIB, SMOLLM2, Machine, estimate, measure, preflight
 
 MACHINE = Machine(memory=12 * GIB, disk=20 * GIB, shm=GIB, cpus=2, cpu_flags=frozenset({"avx", "avx2"}), cuda=False)
 SETTINGS = {
@@ -56,6 +56,20 @@ def test_a_model_that_fits_is_estimated_and_so_is_a_lab_model_before_it_is_built
     base = _model(tmp_path / "m")
     assert preflight(_config(base), base, tmp_path, 3, MACHINE).memory < 6 * GIB
     assert preflight(_config(), None, tmp_path, 3, MACHINE).memory < 6 * GIB
+
+
+def test_the_packaged_model_is_estimated_before_it_is_converted(tmp_path: Path) -> None:
+    config = load("smol")
+    need = preflight(config, None, tmp_path, 3, MACHINE._replace(memory=24 * GIB))
+    assert 12 * GIB < need.memory < 24 * GIB
+    assert need == estimate(config, SMOLLM2, 3)
+    with pytest.raises(ConfigError, match=r"lower engine\.ranks"):
+        preflight(config, None, tmp_path, 3, MACHINE)
+
+
+def test_a_local_model_needs_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set model\.path"):
+        preflight(_config(tmp_path), None, tmp_path, 3, MACHINE)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def write(folder: Path, toml: str, **prompts: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["lab", "mathchat"])
+@pytest.mark.parametrize("name", ["lab", "mathchat", "words"])
 def test_the_shipped_teams(name: str) -> None:
     team = teams.team(name)
     assert team.name == name
