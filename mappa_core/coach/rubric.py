@@ -21,8 +21,8 @@ from mappa_core.teams import language
 from mappa_core.teams.language import python_code
 from mappa_core.types import Action, Episode, Key, Scored, Unscored, Verdict
 
-_CALCULATION = re.compile(r"(?<![\d.,)=])([\d(][\d\s+\-*/().]{0,120})=\s*\$?\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)")
-"""Not after a figure, and not what follows another "=": in 3 + 4 = 7 * 2 = 14 only the first part is read."""
+_CALCULATION = re.compile(r"(?<![\d.,)])([\d(][\d\s+\-*/().]{0,120})=\s*\$?\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)")
+"""In 3 + 4 = 7 * 2 = 14 only the first part is read."""
 
 
 class Judged(NamedTuple):
@@ -219,8 +219,8 @@ def _math_stop(seen: Seen) -> Judged:
 def _math_verifier(seen: Seen) -> Judged:
     box, result = arithmetic.boxed(seen.action.text), printed(seen.ran())
     if box is None:
-        named = result is not None and arithmetic.last_number(seen.action.text) == result
-        return Judged(3 if named else 0, "no boxed answer", "verifier")
+        named = None if seen.action.finish_reason == "length" else arithmetic.last_number(seen.action.text)
+        return Judged(0 if named is None else 3 if named == result else 1, "no boxed answer", "verifier")
     if seen.key is not None and _same(box, seen.key.answer):
         return Judged(10, "the right answer")
     if result is None:
@@ -235,6 +235,8 @@ def _calculations(text: str) -> list[tuple[str, bool]]:
     plain = re.sub(r"\\times|\\cdot|×|(?<=[\d)]) ?x ?(?=[\d(])", "*", text).replace("\\div", "/")
     found: list[tuple[str, bool]] = []
     for match in _CALCULATION.finditer(plain):
+        if plain[: match.start()].rstrip(" $").endswith(tuple("+-*/=")):
+            continue  # the end of a longer one: 6 boxes * 3 - 2 = 16
         worth, said = arithmetic.value(match[1]), arithmetic.number(match[2])
         if worth is not None and said is not None and re.search(r"\d\s*[-+*/]", match[1]):
             decimals = len(match[2].partition(".")[2])

@@ -169,6 +169,8 @@ def test_math_a_wrong_result_is_the_fault_of_who_made_it() -> None:
         ("5 / 3 = 1.67, and 4", 8, 4),
         ("5 / 3 = 1.6, and 4", 3, 3),
         ("3 + 4 = 7 * 5 = 35", 8, 10),
+        ("3 boxes * 4 - 5 = 7", 7, 4),
+        ("3 + $4 - 5 = 2", 7, 4),
     ],
 )
 def test_math_solvers(text: str, blind: float, seeing: float) -> None:
@@ -205,7 +207,7 @@ def test_math_programs(program: str, out: str, blind: float, seeing: float) -> N
 
 def test_math_form() -> None:
     told = math(action("solver", 0, "hm"), action("coder", 0, "no"), action("verifier", 0, "35"))
-    assert scores(told, True) == scores(told, False) == [1, 1, 0]
+    assert scores(told, True) == scores(told, False) == [1, 1, 1]
     assert last(math(action("coder", 0, "```python\nprint(3")), False).value == 2
     failed = math(action("solver", 0, "35"), action("coder", 0, "..", error=ERROR), action("coder", 1, "well"))
     assert scores(failed, True)[1:] == [3, 1]
@@ -214,7 +216,9 @@ def test_math_form() -> None:
 def test_math_verifiers() -> None:
     ran = (action("solver", 0, SOLVED), action("coder", 0, PROGRAM, "35\n"))
     assert last(math(*ran, action("verifier", 0, "It is 35")), False).value == 3
-    assert last(math(*ran, action("verifier", 0, "It is 36")), False).value == 0
+    assert last(math(*ran, action("verifier", 0, "It is 36")), False).value == 1
+    assert last(math(*ran, action("verifier", 0, "It is so")), False).value == 0
+    assert last(math(*ran, replace(action("verifier", 0, "It is 35"), finish_reason="length")), False).value == 0
     off = last(math(*ran, action("verifier", 0, "\\boxed{36}")), False)
     assert (off.value, off.blame) == (2, "verifier")
     guess = math(ran[0], action("coder", 0, "no"), action("verifier", 0, "\\boxed{36}"))

@@ -125,15 +125,13 @@ libc = ctypes.CDLL(None)
 print(libc.unshare(0x10000000), libc.mount(b"none", b"/tmp", b"tmpfs", 0, 0), os.listdir("/workspace"))
 """
     member = Member(None, (), lambda _: None)
-    try:
-        session = member.session(code, Numbers(10, 128, 8, 8))
-        session.control.send(b"g")
-        said = b""
-        while more := os.read(session.out, 4096):
-            said += more
-        assert said.decode() == "0000000000000000 0000000000000000 0000000000000000 1 2\n-1 -1 []\n"
-    finally:
-        session.control.close()
-        for handle in (session.out, session.err, session.workspace, session.init):
-            os.close(handle)
-        assert member.close() == ""
+    session = member.session(code, Numbers(10, 128, 8, 8))
+    session.control.send(b"g")
+    said = b""
+    while more := os.read(session.out, 4096):
+        said += more
+    session.control.close()
+    for handle in (session.out, session.err, session.workspace, session.init):
+        os.close(handle)
+    assert member.close() == ""
+    assert said.decode() == "0000000000000000 0000000000000000 0000000000000000 1 2\n-1 -1 []\n"
