@@ -173,4 +173,4 @@ def _rows(file: Path, kind: type[Row], name: str) -> list[Row]:
 def _remedy(name: str) -> str:
     if name.startswith(f"{IMPORTS}/"):
         return f"`mappa data import FILE --as {name.removeprefix(f'{IMPORTS}/')}` makes it"
-    return f"`mappa data build` makes the lab's sets; {name!r} must be one of data/"
+    return f"`mappa data build` makes the shipped sets; {name!r} must be one of data/"
