@@ -143,8 +143,8 @@ SABOTAGES = (
     Sabotage(
         "a role is blamed for what it was handed",
         "mappa_core/coach/rubric.py",
-        """        return Judged(6, "prints the Solver's wrong value", "solver") if result == handed else _wrong(4, "coder")""",
-        '        return _wrong(4, "coder")',
+        'if result == handed else _wrong(4, "coder")',
+        'if False else _wrong(4, "coder")',
         "tests/coach/test_rubric.py::test_math_a_wrong_result_is_the_fault_of_who_made_it",
     ),
     Sabotage(
