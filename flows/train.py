@@ -57,10 +57,9 @@ def train(config: ExperimentConfig, directory: str | None = None) -> str:
         gate(run, policies)
         evaluation = evaluate(run, 0, policies)
         track(tracker, 0, {}, policies, metrics.of_evaluation(evaluation))
-        before = ""
         for step in range(config.steps):
-            done = train_step(run, step, policies, before)
-            policies, before = published(run, step + 1, done.learned), done.learned.key
+            done = train_step(run, step, policies)
+            policies = published(run, step + 1, done.learned)
             report(tracker, tell, step, done, policies, evaluated(run, step + 1, policies))
             retain(run, step + 1)
         finish(run, tracker, policies)
@@ -76,13 +75,13 @@ def train_preset(preset: str = "lab", overrides: list[str] | None = None, direct
     return train(configs.load(preset, [f"seed={seed}", *(overrides or [])]), directory)
 
 
-def train_step(run: Run, step: int, policies: tuple[Policy, ...], before: str) -> Step:
+def train_step(run: Run, step: int, policies: tuple[Policy, ...]) -> Step:
     """The team plays, the coach scores, the policies learn; graded beside it, which nothing here depends on."""
     with scoring(run) as coach:
         episodes = collect(run, step, policies, coach)
         verdicts = score(run, step, episodes, coach)
     outcomes = grade(run, step, episodes)
-    learned = update(run, step, policies, before, episodes, verdicts)
+    learned = update(run, step, policies, episodes, verdicts)
     return Step(episodes, verdicts, outcomes, learned)
 
 

@@ -62,6 +62,11 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+def json_lines(kind: Any, rows: Iterable[Any]) -> bytes:
+    """Dataclasses of `kind`, one a line."""
+    return b"".join(adapter(kind).dump_json(row) + b"\n" for row in rows)
+
+
 def file_digest(path: Path) -> str:
     """BLAKE2b-128 of a file's bytes; of a folder: of its sorted relative names and the digests of its files."""
     if path.is_dir():
@@ -117,8 +122,7 @@ class Store:
         """Stores dataclasses of `kind` as JSON lines."""
         prefix = f"rows-{os.getpid()}-"
         with tempfile.NamedTemporaryFile(dir=self.root / "tmp", prefix=prefix, delete=False) as file:
-            for row in rows:
-                file.write(adapter(kind).dump_json(row) + b"\n")
+            file.write(json_lines(kind, rows))
             file.flush()
             os.fsync(file.fileno())
         return self.adopt(name, Path(file.name))

@@ -12,9 +12,8 @@ from tasks.update import STATE
 
 def retain(run: Run, steps: int) -> None:
     """Prunes what checkpoint.keep does not hold after `steps` training steps."""
-    for step in range(steps):
-        if step not in run.pruned | run.unpruned.keys():
-            run.unpruned[step] = run.dir.manifest(step, "update")
+    for step in range(max(run.unpruned, default=-1) + 1, steps):
+        run.unpruned[step] = run.dir.manifest(step, "update")
     saved = sorted(s for s, m in run.unpruned.items() if _payloads(m, STATE))[-run.config.checkpoint.keep :]
     stay = {*saved, steps - 1, best(run, steps) - 1}
     kept = {a.digest for s, m in run.unpruned.items() for a in _kept(m, s in saved, s in stay)}
@@ -23,7 +22,6 @@ def retain(run: Run, steps: int) -> None:
             if artifact.digest not in kept:
                 run.store.prune(artifact)
         if step not in stay:
-            run.pruned.add(step)
             del run.unpruned[step]
 
 

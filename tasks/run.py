@@ -53,8 +53,7 @@ class Run:
         self.computed: set[str] = set()
         """Keys of the stages that were computed here; the others were found."""
         self.unpruned: dict[int, Manifest] = {}
-        """Updates whose payloads may still be in the store, by step."""
-        self.pruned: set[int] = set()
+        """Updates whose payloads may still be in the store, by step; the latest that `retain` saw among them."""
         self.base: tuple[Policy, ...] = ()
         """The frozen base of each role, set by the stage `base`."""
         self.probes: dict[tuple[str, str], tuple[float, ...]] = {}

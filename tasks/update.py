@@ -21,7 +21,7 @@ from mappa_core.learn import advantages
 from mappa_core.learn.mismatch import mismatch
 from mappa_core.learn.samples import Selection, select
 from mappa_core.runs import CREDITS, EPISODES, VERDICTS, Credit
-from mappa_core.store import Artifact, Manifest, adapter, code_digest, write_atomic
+from mappa_core.store import Artifact, Manifest, code_digest, json_lines, write_atomic
 from mappa_core.types import Episode, Policy, Sample, Verdict
 from tasks.run import Run
 from tasks.stage import Made, stage
@@ -38,29 +38,31 @@ UNKNOWN = "unknown"
 """Where a trainer stands in the middle of an update."""
 
 
-def _key(run: Run, step: int, policies: tuple[Policy, ...], before: str, episodes: Manifest, verdicts: Manifest) -> str:
+def _before(run: Run, step: int) -> str:
+    """Key of the update before training step `step`, "" where there is none."""
+    return run.dir.manifest(step - 1, "update").key if step else ""
+
+
+def _key(run: Run, step: int, policies: tuple[Policy, ...], episodes: Manifest, verdicts: Manifest) -> str:
     config = run.config
     data = [episodes[EPISODES].digest, verdicts[VERDICTS].digest]
     weights = [[p.role, p.digest] for p in (*run.base, *policies)]
     settings = [config.seed, config.steps, what(config.learn), what(config.engine)]
-    return digest(["update", step, before, data, weights, settings, code_digest(*CODE)])
+    return digest(["update", step, _before(run, step), data, weights, settings, code_digest(*CODE)])
 
 
-def _compute(
-    run: Run, step: int, policies: tuple[Policy, ...], before: str, episodes: Manifest, verdicts: Manifest
-) -> Made:
-    """`before`: key of the update before this one, "" for the first: the trainer must stand right after it."""
+def _compute(run: Run, step: int, policies: tuple[Policy, ...], episodes: Manifest, verdicts: Manifest) -> Made:
     stand_at(run, step)
     facts, credits = _learn(run, step, episodes, verdicts)
     saving = (step + 1) % run.config.checkpoint.every == 0 or step + 1 == run.config.steps
     wait_for_room(run, step, saving)
     digests, artifacts = _publish(run, step + 1)
     if saving:
-        state = run.store.scratch("trainer") / STATE
+        state = run.store.scratch(STATE)
         run.engines.trainer.save(state)
         artifacts.append(run.store.adopt(STATE, state))
     artifacts.append(run.store.put_rows(CREDITS, Credit, credits))
-    run.engines.stands_after = _key(run, step, policies, before, episodes, verdicts)
+    run.engines.stands_after = _key(run, step, policies, episodes, verdicts)
     return Made(artifacts, {"roles": facts, "policies": digests, "probes": run.engines.probes()})
 
 
@@ -97,7 +99,7 @@ def at_hand(run: Run, policies: tuple[Policy, ...]) -> None:
 def stand_at(run: Run, step: int) -> None:
     """Puts the trainer right before training step `step`: where it stands, or from the latest state before it."""
     engines = run.engines
-    wanted = run.dir.manifest(step - 1, "update").key if step else ""
+    wanted = _before(run, step)
     if engines.stands_after == wanted:
         return
     first = _gone_back(run, step)
@@ -169,7 +171,7 @@ def _train(run: Run, step: int, selection: Selection) -> tuple[dict[str, Any], l
 def _evidence(run: Run, step: int, selection: Selection) -> Path:
     """Keeps what a failed update was given: tokens, sampler logprobs and rewards of each action."""
     path = run.dir.path / "evidence" / f"step-{step}-{selection.role}.jsonl"
-    write_atomic(path, b"".join(adapter(Sample).dump_json(s) + b"\n" for s in selection.samples).decode())
+    write_atomic(path, json_lines(Sample, selection.samples).decode())
     return path
 
 
@@ -182,7 +184,7 @@ def _publish(run: Run, version: int) -> tuple[dict[str, str], list[Artifact]]:
     digests: dict[str, str] = {}
     artifacts: list[Artifact] = []
     for role in run.team.roles:
-        directory = run.store.scratch("policy") / role.name
+        directory = run.store.scratch("policy")
         digests[role.name] = run.engines.trainer.publish(role.name, version, directory).digest
         artifacts.append(run.store.adopt(f"policy-{role.name}", directory))
     return digests, artifacts

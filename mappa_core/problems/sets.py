@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from mappa_core.config import ConfigError
 from mappa_core.problems import overlap
-from mappa_core.store import adapter, file_digest, write_atomic
+from mappa_core.store import adapter, file_digest, json_lines, write_atomic
 from mappa_core.types import Key, Problem
 
 Row = TypeVar("Row")
@@ -148,9 +148,8 @@ def _in(folder: Path) -> Files:
 def _write(files: Files, name: str, problems: Sequence[Problem], keys: Sequence[Key]) -> None:
     if [p.id for p in problems] != [k.problem for k in keys]:
         raise ConfigError(f"{name}: problems and keys don't match one to one: give a key per problem, in order")
-    for file, rows in zip(files, (problems, keys), strict=True):
-        text = b"".join(adapter(type(row)).dump_json(row) + b"\n" for row in rows).decode()
-        write_atomic(file, text)
+    write_atomic(files.problems, json_lines(Problem, problems).decode())
+    write_atomic(files.keys, json_lines(Key, keys).decode())
 
 
 def _digest(files: Files) -> str:

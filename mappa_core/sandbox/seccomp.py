@@ -34,7 +34,7 @@ _REFUSED = (
 
 
 def program() -> bytes:
-    """The filter, an array of struct sock_filter, as `bwrap --seccomp` reads it."""
+    """The filter, an array of struct sock_filter."""
     refuse = _op(_RETURN, _ERROR | errno.EPERM)
     lines = [
         _op(_LOAD, _ARCH),

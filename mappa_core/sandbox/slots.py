@@ -28,8 +28,7 @@ _IMPORT_MB, _IMPORT_PROCESSES = 2048, 64
 class Slot:
     """`uid` None: code runs as the caller's, powerless, in a user namespace. `group` None: no common limits."""
 
-    def __init__(self, number: int, uid: int | None, group: cgroup.Group | None) -> None:
-        self.number = number
+    def __init__(self, uid: int | None, group: cgroup.Group | None) -> None:
         self.uid = uid
         self.group = group
         self._member: Member | None = None
@@ -110,7 +109,7 @@ def _take() -> Slot:
         if number >= _PER_PROCESS:
             raise launch.SandboxError(f"{_PER_PROCESS} executions at once in one process: lower sandbox.workers")
         uid = _FIRST_UID + _pool.pid * _PER_PROCESS + number if launch.privileged() else None
-        made = Slot(number, uid, cgroup.make(f"{_PREFIX}-{_pool.pid}-{number}"))
+        made = Slot(uid, cgroup.make(f"{_PREFIX}-{_pool.pid}-{number}"))
         _pool.made.append(made)
         return made
 

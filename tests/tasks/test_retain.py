@@ -28,7 +28,6 @@ class FakeRun:
     dir: RunDir
     config: ExperimentConfig
     unpruned: dict[int, Manifest] = field(default_factory=dict)
-    pruned: set[int] = field(default_factory=set)
 
 
 def opened(tmp_path: Path) -> Run:
