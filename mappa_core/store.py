@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from mappa_core.config import ConfigError, ExperimentConfig, digest
+from mappa_core.config import ConfigError, ExperimentConfig, digest, parse
 from mappa_core.types import Policy
 
 T = TypeVar("T")
@@ -270,11 +270,14 @@ class RunDir:
             raise ConfigError(f"{self.path} exists and is not a run directory: give another --dir")
 
     def config(self) -> ExperimentConfig:
-        """The resolved config; ConfigError where there is none."""
+        """The resolved config; ConfigError where there is none, or none that can be read."""
+        path = self.path / "config.json"
         try:
-            return ExperimentConfig.model_validate_json((self.path / "config.json").read_text())
+            return parse(json.loads(path.read_text()), str(path))
         except FileNotFoundError as error:
             raise ConfigError(f"{self.path} is not a run directory: it has no config.json") from error
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path} is not JSON ({error}): was it edited? Mend it, or start a new run") from error
 
     def record(self, step: int, manifest: Manifest, store: Store) -> None:
         """Files a stage's manifest under its step, and its files beside it, linked, not copied."""
@@ -291,6 +294,10 @@ class RunDir:
             return adapter(Manifest).validate_json(path.read_bytes())
         except FileNotFoundError as error:
             raise ConfigError(f"{self.path} has no {stage} of step {step}") from error
+        except ValidationError as error:
+            raise ConfigError(
+                f"{path} is torn: delete it, and `mappa resume` or the same run again restores it"
+            ) from error
 
     def has(self, step: int, stage: str) -> bool:
         """Whether the run has a manifest of this stage of this step."""

@@ -173,3 +173,22 @@ def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
     with run.held():
         pass
     run.check(parse(CONFIG, "test"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('{"name": "lab"', "is not JSON"), (json.dumps(CONFIG | {"oops": 1}), "unknown key oops"), ("[]", "config")],
+)
+def test_a_config_that_was_edited_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        RunDir(tmp_path).config()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_torn_manifest_of_a_run_is_one_line(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", parse(CONFIG, "test"))
+    (tmp_path / "run/steps/0").mkdir(parents=True)
+    (tmp_path / "run/steps/0/update.json").write_text('{"stage": "upd')
+    with pytest.raises(ConfigError, match=r"update\.json is torn: delete it"):
+        run.manifest(0, "update")
